@@ -1,0 +1,1 @@
+"""The core and the techniques."""

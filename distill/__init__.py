@@ -1,0 +1,1 @@
+"""Training: the trunk (autoencoder, base model) on which the distillation methods grow."""
