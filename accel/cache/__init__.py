@@ -1,0 +1,1 @@
+"""Reuse between steps and calls."""

@@ -1,0 +1,23 @@
+"""Every technique by the name that recipes use. Imported when asked for, so that `import fewstep` stays light."""
+
+from importlib import import_module
+
+from .errors import InvalidRecipe
+from .technique import Technique
+
+TECHNIQUES: dict[str, str] = {
+    "text_cache": ".cache.text:TextCache",
+    "cross_attention_cache": ".cache.cross_attention:CrossAttentionCache",
+    "swap_scheduler": ".solver:SwapScheduler",
+    "channels_last": ".kernels.memory_format:ChannelsLast",
+    "bfloat16": ".kernels.precision:Bfloat16",
+    "compile_blocks": ".kernels.compile:CompileBlocks",
+}
+
+
+def technique(name: str | None) -> type[Technique]:
+    """The class of a technique. Raises `InvalidRecipe` for an unknown name, listing the known ones."""
+    if name not in TECHNIQUES:
+        raise InvalidRecipe(f"unknown technique {name!r}; known: {', '.join(TECHNIQUES)}")
+    module, _, attribute = TECHNIQUES[name].partition(":")
+    return getattr(import_module(module, __package__), attribute)

@@ -1,0 +1,63 @@
+"""Techniques for a denoiser that runs in the user's own loop: ComfyUI, k-diffusion, a training script's sampler."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from torch import nn
+
+from .attachment import Attachment
+from .errors import Unsupported
+from .recipe import Recipe
+from .run import Run, entered
+from .scheduling import stepping
+from .target import Target
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def accelerate(denoiser: M, recipe: Recipe) -> M:
+    """The same module, with `recipe` on it. Its techniques act inside `with run(scheduler):`; outside, it runs plain.
+
+    Raises `Unsupported` for techniques that work on a pipeline (text encoding, the scheduler).
+    """
+    if not isinstance(denoiser, nn.Module):
+        raise Unsupported(f"{type(denoiser).__name__} is not a module: give the UNet or transformer itself")
+    if denoiser in _attached:
+        raise Unsupported("this denoiser is accelerated already: release(denoiser) first")
+    _attached[denoiser] = Attachment(Target(None, {"denoiser": denoiser}), recipe)
+    return denoiser
+
+
+def release(denoiser: M) -> M:
+    """Takes the recipe of `accelerate` off."""
+    if denoiser not in _attached:
+        raise Unsupported("this denoiser is not accelerated")
+    _attached.pop(denoiser).detach()
+    return denoiser
+
+
+_attached: dict[nn.Module, Attachment] = {}
+
+
+@contextmanager
+def run(scheduler: Any = None, rows: Sequence[str] | None = None) -> Iterator[Run]:
+    """One pass of the user's own loop. `rows`: the guidance branch of each row of the batch, for instance
+    `["uncond", "cond"]`; without it every row is taken for the prompt's.
+
+    Steps are counted at `scheduler.step`; without a scheduler, call `advance()` on what this gives after each step.
+    """
+    state = Run(None, scheduler)
+    if scheduler is not None:
+        state.slot("schedulers", list).append(scheduler)
+    state.slot("branches", lambda: rows)
+    plain = type(scheduler)
+    if scheduler is not None:
+        scheduler.__class__ = stepping(plain)  # the loop calls this object, so it cannot be a copy
+    try:
+        with entered(state):
+            yield state
+    finally:
+        if scheduler is not None:
+            scheduler.__class__ = plain
+

@@ -1,0 +1,1 @@
+"""The same mathematics on better kernels."""
