@@ -21,3 +21,11 @@ def technique(name: str | None) -> type[Technique]:
         raise InvalidRecipe(f"unknown technique {name!r}; known: {', '.join(TECHNIQUES)}")
     module, _, attribute = TECHNIQUES[name].partition(":")
     return getattr(import_module(module, __package__), attribute)
+
+
+# A working instance of each technique that has no default one, for documentation, doctor and tests.
+EXAMPLES: dict[str, dict[str, object]] = {"swap_scheduler": {"scheduler": "dpmpp_2m"}}
+
+
+def example(name: str) -> Technique:
+    return technique(name)(**EXAMPLES.get(name, {}))

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from diffusers import DiffusionPipeline
-
 from .attachment import Attachment
 from .errors import Unsupported
 from .recipe import Recipe
 from .run import Report
 from .target import Target
+from .zoo.embedded import load
 
 RECIPE_FILE = "recipe.json"
 
@@ -52,14 +51,17 @@ class AcceleratedPipeline:
     def from_pretrained(
         cls, path: str | Path, recipe: Recipe | str | Path | None = None, *, keep_original: bool = False, **kwargs: Any
     ) -> Self:
-        """`DiffusionPipeline.from_pretrained(path, **kwargs)` with `recipe`, or else the folder's own recipe.json."""
+        """`DiffusionPipeline.from_pretrained(path, **kwargs)` with `recipe`, or else the folder's own recipe.json.
+
+        `path` may also name an embedded model, `emoji-unet`.
+        """
         if recipe is None:
             recipe = Path(path) / RECIPE_FILE
             if not recipe.exists():
                 raise Unsupported(f"{path} holds no {RECIPE_FILE}: name a recipe, for instance recipe='exact'")
         if isinstance(recipe, Path) or str(recipe).endswith(".json"):
             recipe = Recipe.load(str(recipe))  # before any weight is read
-        return cls(DiffusionPipeline.from_pretrained(path, **kwargs), recipe, keep_original=keep_original)
+        return cls(load(path, **kwargs), recipe, keep_original=keep_original)
 
     def run(self, *args: Any, **kwargs: Any) -> Result:
         """Calls the pipeline; gives its output and the report of the call."""
