@@ -114,6 +114,7 @@ class Attachment:
         finally:
             end_memory(run)
             release_decoder(run)
+            run.forget()
             with self.lock:
                 settle(view, self.pipe, pairs)
                 self.calls -= 1

@@ -58,6 +58,7 @@ def run(scheduler: Any = None, rows: Sequence[str] | None = None) -> Iterator[Ru
         with entered(state):
             yield state
     finally:
+        state.forget()
         if scheduler is not None:
             scheduler.__class__ = plain
 

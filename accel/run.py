@@ -104,6 +104,11 @@ class Run:
             self._sigmas = noise_levels(self.scheduler)
         return self._sigmas[self.step] if self.step < len(self._sigmas) else math.nan
 
+    def forget(self) -> None:
+        """The call is over: its tensors are freed now, not when the garbage collector finds the Run."""
+        self._slots.clear()
+        self.describe, self._rows = tuple, None
+
     def reschedule(self) -> None:
         """The schedule was set anew: steps count from zero."""
         self.step, self.call_of_step, self._sigmas = 0, 0, None

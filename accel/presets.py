@@ -1,0 +1,45 @@
+"""Recipes by name, resolved for one pipeline on its device: what cannot work there is left out, and what is left prints.
+
+exact     the same pictures to rounding
+precise   adds bfloat16 where the machine computes in it
+balanced  adds a second-order solver and fewer steps
+fast      fewer still
+"""
+
+from .cache.cross_attention import CrossAttentionCache
+from .cache.text import TextCache
+from .errors import InvalidRecipe, Unsupported
+from .kernels.compile import CompileBlocks
+from .kernels.memory_format import ChannelsLast
+from .kernels.precision import Bfloat16
+from .recipe import Recipe
+from .solver import SwapScheduler
+from .target import Target
+from .technique import Technique
+
+EXACT: tuple[Technique, ...] = (TextCache(), CrossAttentionCache(), ChannelsLast(), CompileBlocks())
+PRECISE = (*EXACT, Bfloat16())
+SOLVER = (SwapScheduler("dpmpp_2m"),)
+
+PRESETS: dict[str, tuple[tuple[Technique, ...], dict[str, int]]] = {
+    "exact": (EXACT, {}),
+    "precise": (PRECISE, {}),
+    "balanced": ((*PRECISE, *SOLVER), {"num_inference_steps": 20}),
+    "fast": ((*PRECISE, *SOLVER), {"num_inference_steps": 10}),
+}
+
+
+def preset(name: str, target: Target) -> Recipe:
+    """The recipe of that name for `target`. Raises `InvalidRecipe` for an unknown name, listing the known ones."""
+    if name not in PRESETS:
+        raise InvalidRecipe(f"unknown preset {name!r}; known: {', '.join(PRESETS)}, or give a Recipe or a recipe.json")
+    techniques, defaults = PRESETS[name]
+    return Recipe(*(t for t in techniques if works(t, target)), **defaults)
+
+
+def works(technique: Technique, target: Target) -> bool:
+    try:
+        technique.check(target)
+    except Unsupported:
+        return False
+    return True
