@@ -305,7 +305,7 @@ _PLAIN = """
 """
 
 # What does *not* keep its rows in dimension 0, by denoiser class. The first argument of `forward` is the noisy sample.
-ROW_ARGS: dict[str, dict[str, Place]] = {name: {} for name in _PLAIN.split()} | {
+_PLACES: dict[str, dict[str, Place]] = {
     "UNetMotionModel": {
         "encoder_hidden_states": FRAMES,  # the pipeline repeats the prompt for every frame
         "down_block_additional_residuals": FRAMES,
@@ -343,6 +343,7 @@ ROW_ARGS: dict[str, dict[str, Place]] = {name: {} for name in _PLAIN.split()} | 
     "NucleusMoEImageTransformer2DModel": {"img_shapes": EACH},
     "ZImageTransformer2DModel": {"x": EACH, "cap_feats": EACH, "siglip_feats": EACH, "image_noise_mask": EACH},
 }
+ROW_ARGS: dict[str, dict[str, Place]] = {**{name: {} for name in _PLAIN.split()}, **_PLACES}
 
 
 def rows_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:

@@ -2,7 +2,7 @@
 
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any
@@ -65,7 +65,7 @@ class Attachment:
                 self.attached = False
 
     @contextmanager
-    def set_aside(self) -> Iterator[None]:
+    def set_aside(self) -> Generator[None]:
         """The plain pipeline, for as long as the block runs; as it is if its originals were freed."""
         if self.patches.freed:
             yield
@@ -92,7 +92,7 @@ class Attachment:
     # ------------------------------------------------------------------------------------ one call
 
     @contextmanager
-    def open_call(self, kwargs: dict[str, Any]) -> Iterator[tuple[Any, Run]]:
+    def open_call(self, kwargs: dict[str, Any]) -> Generator[tuple[Any, Run]]:
         """The view and the Run of one call of the pipeline."""
         exclusive = needs_the_model_alone(self.target, kwargs)
         with self.lock:
@@ -190,7 +190,7 @@ def declared_rows(run: Run, branches: Sequence[str]) -> tuple[Row, ...]:
 
 
 def images_of(run: Run, view: Any, rows: int) -> int:
-    """The latents' batch: as seen at the last step, or before the first one from the guidance that the call asked for."""
+    """The latents' batch: as seen at the last step, or before it from the guidance that the call asked for."""
     if run.images is not None and rows % run.images == 0:
         return run.images
     guided = getattr(view, "do_classifier_free_guidance", None)
@@ -201,7 +201,7 @@ def images_of(run: Run, view: Any, rows: int) -> int:
 
 
 @contextmanager
-def named_context(inner: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+def named_context(inner: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Generator[None]:
     run = open_run()
     before, run.context = run.context, name
     try:
@@ -270,6 +270,6 @@ def needs_the_model_alone(target: Target, kwargs: dict[str, Any]) -> bool:
 def refuse_compiled(module: nn.Module) -> None:
     if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
         raise Unsupported(
-            f"{type(module).__name__} was compiled already, so nothing inside it can be changed: remove torch.compile and "
-            "add CompileBlocks() to the recipe"
+            f"{type(module).__name__} was compiled already, so nothing inside it can be changed: remove "
+            "torch.compile and add CompileBlocks() to the recipe"
         )

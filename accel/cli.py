@@ -1,8 +1,14 @@
 """The `fewstep` command: a table from subcommand to the function that runs it, imported only when it is called."""
 
+from __future__ import annotations
+
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("fewstep.benchmarks.cli:demo", "The embedded model, plain beside accelerated: a picture and a table."),
@@ -48,7 +54,7 @@ def run(name: str, arguments: list[str]) -> None:
         sys.exit(2)
 
 
-def as_app(function: object) -> "typer.Typer":  # noqa: F821
+def as_app(function: object) -> typer.Typer:
     import typer
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -1,6 +1,6 @@
 """Techniques for a denoiser that runs in the user's own loop: ComfyUI, k-diffusion, a training script's sampler."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -41,7 +41,7 @@ _attached: dict[nn.Module, Attachment] = {}
 
 
 @contextmanager
-def run(scheduler: Any = None, rows: Sequence[str] | None = None) -> Iterator[Run]:
+def run(scheduler: Any = None, rows: Sequence[str] | None = None) -> Generator[Run]:
     """One pass of the user's own loop. `rows`: the guidance branch of each row of the batch, for instance
     `["uncond", "cond"]`; without it every row is taken for the prompt's.
 
@@ -61,4 +61,3 @@ def run(scheduler: Any = None, rows: Sequence[str] | None = None) -> Iterator[Ru
         state.forget()
         if scheduler is not None:
             scheduler.__class__ = plain
-

@@ -76,8 +76,8 @@ def techniques() -> dict[str, str]:
     """Each technique tried on a small Stable Diffusion pipeline: "yes", or why not."""
     from . import catalog
     from .errors import FewstepError
-    from .recipe import Recipe
     from .pipeline import AcceleratedPipeline
+    from .recipe import Recipe
     from .zoo.tiny import tiny
 
     verdicts: dict[str, str] = {}

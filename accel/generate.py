@@ -15,7 +15,9 @@ def generate(
     prompts: Prompts,
     model: Model = "emoji-unet",
     recipe: RecipeName = "exact",
-    steps: Annotated[int | None, typer.Option(min=1, help="denoising steps; the recipe's or pipeline's own if not given")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="denoising steps; the recipe's or pipeline's own if not given")
+    ] = None,
     guidance: Annotated[float | None, typer.Option(help="guidance scale")] = None,
     seed: Annotated[int, typer.Option(help="picture k of prompt p starts from seed + its place")] = 0,
     count: Annotated[int, typer.Option(min=1, help="pictures per prompt")] = 1,
@@ -46,7 +48,12 @@ def generate(
     result = fast.run(rows, generator=generators, **given)
     files = save(result.output.images, rows, out)
     if as_json:
-        report = {"files": files, "total_s": result.report.total_s, "nfe": result.report.nfe, "recipe": fast.recipe.to_dict()}
+        report = {
+            "files": files,
+            "total_s": result.report.total_s,
+            "nfe": result.report.nfe,
+            "recipe": fast.recipe.to_dict(),
+        }
         typer.echo(json.dumps(report))
     else:
         typer.echo(f"{fast.explain()}\n{result.report}\n" + "\n".join(files))

@@ -65,6 +65,8 @@ class Dispatcher:
         self.on_instance = name in vars(owner)
         self.original = bottom(owner, name).value
         self.chains: dict[Any, Callable[..., Any]] = {}
+        self.arounds: dict[Any, list[Around]] = {}
+        self.cores: dict[Any, Callable[..., Any]] = {}
         self.bare_warning: str | None = None
         functools.update_wrapper(self, self.original)
         self.put()
@@ -92,7 +94,19 @@ class Dispatcher:
         return self.chains.get(loose)
 
     def add(self, owner: Any, around: Around) -> None:
-        self.chains[owner] = functools.partial(around, self.chains.get(owner, self.original))
+        self.arounds.setdefault(owner, []).append(around)
+        self.build(owner)
+
+    def set_core(self, owner: Any, function: Callable[..., Any]) -> None:
+        """What the arounds of `owner` run, innermost, in place of the original."""
+        self.cores[owner] = function
+        self.build(owner)
+
+    def build(self, owner: Any) -> None:
+        chain = self.cores.get(owner, self.original)
+        for around in self.arounds.get(owner, ()):
+            chain = functools.partial(around, chain)
+        self.chains[owner] = chain
 
     def put(self) -> None:
         """Takes its place, again if a hook that was installed over it has erased it."""
@@ -101,7 +115,8 @@ class Dispatcher:
             slot.value = self
 
     def drop(self, owner: Any) -> None:
-        self.chains.pop(owner, None)
+        for kept in (self.chains, self.arounds, self.cores):
+            kept.pop(owner, None)
         if not self.chains:
             self.remove()
 
@@ -147,11 +162,18 @@ class Patches:
         if owner is getattr(self.owner, "pipe", None):
             self.methods.setdefault(name, []).append(around)
             return
+        self._dispatcher(owner, name).add(self.owner, around)
+
+    def replace_forward(self, module: nn.Module, function: Callable[..., Any]) -> None:
+        """`function(*args, **kwargs)` in place of the module's own forward, beneath every around, whoever came first."""
+        self._dispatcher(module, "forward").set_core(self.owner, function)
+
+    def _dispatcher(self, owner: Any, name: str) -> Dispatcher:
         dispatcher = Dispatcher.on(owner, name)
         if dispatcher not in self._dispatchers:
             self._dispatchers.append(dispatcher)
             self._stack.callback(dispatcher.drop, self.owner)
-        dispatcher.add(self.owner, around)
+        return dispatcher
 
     def wrap_step(self, around: Around) -> None:
         """`around(inner, *args, **kwargs)` in place of the step of the call's own scheduler."""
@@ -165,7 +187,7 @@ class Patches:
     def set_data(self, tensor: Tensor, data: Tensor, technique: str) -> None:
         """Other contents for a parameter or buffer. The original is kept, unless the attachment was told to free it."""
         if self.keep_original:
-            self._stack.callback(_assign, tensor, tensor.data)
+            self._stack.callback(_put_data, tensor, tensor.data)
         else:
             self.freed = technique
         _assign(tensor, data)
@@ -214,6 +236,11 @@ def _assign(tensor: Tensor, data: Tensor) -> None:
     tensor.data = data
 
 
+def _put_data(tensor: Tensor, data: Tensor) -> None:
+    """The very same tensor, unless the module has moved to another device since."""
+    _assign(tensor, data.to(tensor.device))
+
+
 def _restore_strides(tensor: Tensor, strides: tuple[int, ...]) -> None:
     plain = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     _assign(tensor, plain.copy_(tensor.data))
@@ -226,4 +253,6 @@ def _put_back(parent: nn.Module, name: str, ours: nn.Module, before: nn.Module) 
     elif getattr(found, "base_layer", None) is ours:
         found.base_layer = before
     else:
-        raise Unsupported(f"{name} was replaced by {type(found).__name__} after attaching: take that off before detach()")
+        raise Unsupported(
+            f"{name} was replaced by {type(found).__name__} after attaching: take that off before detach()"
+        )

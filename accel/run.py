@@ -7,7 +7,7 @@ call starts clean however this one ended. Nothing per-call is kept anywhere else
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -51,9 +51,13 @@ class Report:
             self.notes.append(text)
 
     def __str__(self) -> str:
-        stages = f"{self.total_s:.3f} s (text {self.text_s:.3f}, denoise {self.denoise_s:.3f}, decode {self.decode_s:.3f})"
+        stages = (
+            f"{self.total_s:.3f} s (text {self.text_s:.3f}, denoise {self.denoise_s:.3f}, decode {self.decode_s:.3f})"
+        )
         lines = [stages, f"{self.denoiser_calls} denoiser calls, {self.nfe} rows"]
-        lines += [f"{name}: {', '.join(f'{v} {k}' for k, v in sorted(c.items()))}" for name, c in self.counts.items() if c]
+        lines += [
+            f"{name}: {', '.join(f'{v} {k}' for k, v in sorted(c.items()))}" for name, c in self.counts.items() if c
+        ]
         return "\n".join(lines + [f"note: {text}" for text in self.notes])
 
 
@@ -128,7 +132,7 @@ def open_run() -> Run:
 
 
 @contextmanager
-def entered(run: Run) -> Iterator[Run]:
+def entered(run: Run) -> Generator[Run]:
     token = _current.set(run)
     start = time.perf_counter()
     try:

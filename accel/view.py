@@ -75,7 +75,9 @@ def _set_interrupt(self: Any, value: bool) -> None:
     vars(self)["_interrupt"] = value
 
 
-def make_view(pipe: Any, cls: type, components: Mapping[str, Callable[[Any], Any]]) -> tuple[Any, list[tuple[Any, Any]]]:
+def make_view(
+    pipe: Any, cls: type, components: Mapping[str, Callable[[Any], Any]]
+) -> tuple[Any, list[tuple[Any, Any]]]:
     """The view, and its (copy, original) pairs of schedulers, those of sub-pipelines too."""
     view: Any = object.__new__(cls)
     vars(pipe).pop("_interrupt", None)

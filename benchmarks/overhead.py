@@ -65,7 +65,7 @@ class EchoPipeline(DiffusionPipeline):
 def measure(repeats: int = 200) -> Overhead:
     pipe = EchoPipeline(Echo(), DDIMScheduler())
     plain = best(pipe, repeats)
-    fast = AcceleratedPipeline(pipe, Recipe())
+    fast: Any = AcceleratedPipeline(pipe, Recipe())
     return Overhead(module_overhead(repeats), best(fast, repeats) - plain, repeats)
 
 

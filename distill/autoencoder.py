@@ -30,7 +30,8 @@ class AutoencoderTask(Task):
         super().__init__()
         self.config, self.data = config, data
         depth = len(config.widths)
-        self.vae = AutoencoderKL(
+        kind: Any = AutoencoderKL  # diffusers' annotations are narrower than what it takes
+        self.vae: Any = kind(
             down_block_types=("DownEncoderBlock2D",) * depth,
             up_block_types=("UpDecoderBlock2D",) * depth,
             block_out_channels=config.widths,

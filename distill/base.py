@@ -42,8 +42,8 @@ class BaseTask(Task):
         self.config, self.data = config, data
         self.frozen = {"vae": load_vae(config.vae)}  # in a dict: neither trained nor checkpointed
         self.tokenizer = word_tokenizer(vocabulary(data), config.max_length)
-        self.text_encoder = CLIPTextModel(text_config(config, len(self.tokenizer)))
-        self.unet = UNet2DConditionModel(
+        self.text_encoder: Any = CLIPTextModel(text_config(config, len(self.tokenizer)))
+        self.unet: Any = UNet2DConditionModel(
             sample_size=data.pixels.shape[-1] // 2 ** (len(self.vae.config.block_out_channels) - 1),
             in_channels=self.vae.config.latent_channels,
             out_channels=self.vae.config.latent_channels,
@@ -54,11 +54,11 @@ class BaseTask(Task):
             cross_attention_dim=config.text_width,
             attention_head_dim=config.heads,  # diffusers' name; it is the number of heads
         )
-        self.scheduler = zero_snr_scheduler()
+        self.scheduler: Any = zero_snr_scheduler()
         self.latents = self.encode(data.train)
 
     @property
-    def vae(self) -> AutoencoderKL:
+    def vae(self) -> Any:
         return self.frozen["vae"]
 
     def __len__(self) -> int:
@@ -127,11 +127,11 @@ class BaseTask(Task):
         pipe = self.pipeline()
         pipe.set_progress_bar_config(disable=True)
         rng = [seeded(i) for i in range(len(captions))]
-        images = pipe(captions, num_inference_steps=25, guidance_scale=3.0, generator=rng, output_type="pt").images
-        return images
+        return pipe(captions, num_inference_steps=25, guidance_scale=3.0, generator=rng, output_type="pt").images
 
-    def pipeline(self) -> StableDiffusionPipeline:
-        return StableDiffusionPipeline(
+    def pipeline(self) -> Any:
+        kind: Any = StableDiffusionPipeline
+        return kind(
             vae=self.vae,
             text_encoder=self.text_encoder,
             tokenizer=self.tokenizer,
@@ -144,7 +144,9 @@ class BaseTask(Task):
 
     def save(self, folder: Path) -> None:
         """A stock pipeline folder in float16."""
-        copies = {n: type(m)(m.config) if n == "text_encoder" else type(m).from_config(m.config) for n, m in self.parts()}
+        copies = {
+            n: type(m)(m.config) if n == "text_encoder" else type(m).from_config(m.config) for n, m in self.parts()
+        }
         for name, module in self.parts():
             copies[name].load_state_dict(module.state_dict())
         pipe = self.pipeline()
@@ -155,7 +157,7 @@ class BaseTask(Task):
         return [("vae", self.vae), ("text_encoder", self.text_encoder), ("unet", self.unet)]
 
 
-def load_vae(folder: str) -> AutoencoderKL:
+def load_vae(folder: str) -> Any:
     if not (Path(folder) / "config.json").exists():
         raise InvalidConfig(f"model.vae: no autoencoder at {folder}; train one with fewstep train autoencoder")
     return AutoencoderKL.from_pretrained(folder).eval().requires_grad_(False)

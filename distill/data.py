@@ -28,7 +28,9 @@ class EmojiData:
 
     def __init__(self, config: DataConfig) -> None:
         if not Path(config.path).exists():
-            raise InvalidConfig(f"no training images at {config.path}: make them with python -m fewstep.benchmarks.data.make_emoji")
+            raise InvalidConfig(
+                f"no training images at {config.path}: make them with python -m fewstep.benchmarks.data.make_emoji"
+            )
         raw = np.load(config.path)
         concept = raw["concept"].astype(np.int64)
         unknown = set(config.groups) - set(raw["group"].tolist())

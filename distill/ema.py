@@ -3,7 +3,7 @@
 A half-precision shadow with decay .999 never moves: the update is below its resolution.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ class Ema:
         torch._foreach_lerp_(shadows, [named[n].detach().float() for n in self.shadow], 1 - decay)
 
     @contextmanager
-    def applied(self, module: nn.Module) -> Iterator[None]:
+    def applied(self, module: nn.Module) -> Generator[None]:
         """Inside, `module` carries the averaged weights; afterwards its own again."""
         own = {n: p.detach().clone() for n, p in module.named_parameters() if n in self.shadow}
         assign(module, self.shadow)

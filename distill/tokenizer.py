@@ -6,6 +6,7 @@ whole keep the short sequences and lose nothing. It is a stock `CLIPTokenizer`, 
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPTokenizer
@@ -31,7 +32,8 @@ def word_tokenizer(texts: Iterable[str], max_length: int) -> CLIPTokenizer:
     vocab, merges = learner.get_vocab(), merges_of(learner)
     for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
         vocab.setdefault(letter + "</w>", len(vocab))  # the last byte of an unknown word
-    return CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=max_length)
+    kind: Any = CLIPTokenizer  # takes pairs; annotated as strings
+    return kind(vocab=vocab, merges=merges, model_max_length=max_length)
 
 
 def merges_of(tokenizer: Tokenizer) -> list[tuple[str, str]]:

@@ -125,7 +125,9 @@ class Training:
         if file.exists():
             before = json.loads(file.read_text()).get("method")
             if before != json.loads(json.dumps(settings)).get("method"):
-                raise InvalidConfig(f"{self.out} holds a run with other [model] or [data] settings: use another train.out")
+                raise InvalidConfig(
+                    f"{self.out} holds a run with other [model] or [data] settings: use another train.out"
+                )
         if self.main:
             self.out.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(settings, indent=1))

@@ -6,6 +6,7 @@ torch.set_num_threads(1)
 
 import numpy as np  # noqa: E402  (threads first: torch's pool is made at the first operation)
 import pytest  # noqa: E402
+
 from fewstep.accel.zoo.tiny import FAMILIES  # noqa: E402
 
 

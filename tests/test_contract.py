@@ -21,6 +21,7 @@ from diffusers import (
     HeunDiscreteScheduler,
     LCMScheduler,
 )
+
 from fewstep import AcceleratedPipeline, Recipe, Unsupported
 from fewstep.accel import catalog
 from fewstep.accel.cache.cross_attention import CrossAttentionCache
@@ -34,7 +35,9 @@ from fewstep.accel.technique import Fidelity, Technique
 from fewstep.accel.zoo.tiny import FAMILIES, tiny
 
 UNETS = frozenset(n for n, f in FAMILIES.items() if "unet" in f.tags)
-JOINT = frozenset({"sd3", "flux", "flux_img2img", "cogvideox", "qwen_image", "z_image"})  # text and image attend jointly
+JOINT = frozenset(
+    {"sd3", "flux", "flux_img2img", "cogvideox", "qwen_image", "z_image"}
+)  # text and image attend jointly
 FLOW = frozenset({"sd3", "flux", "flux_img2img", "sana", "wan", "wan22", "qwen_image", "z_image"})
 WORDLESS = frozenset({"ddpm", "dit"})  # no text
 
@@ -356,7 +359,9 @@ def test_under_compiled_blocks(name, outputs):
 PAIRS = list(itertools.combinations(NAMES, 2))
 
 
-@pytest.mark.parametrize(("pair", "family"), [(p, ["sd", "sdxl", "pixart", "sd_controlnet"][i % 4]) for i, p in enumerate(PAIRS)])
+@pytest.mark.parametrize(
+    ("pair", "family"), [(p, ["sd", "sdxl", "pixart", "sd_controlnet"][i % 4]) for i, p in enumerate(PAIRS)]
+)
 def test_pairs_compose(pair, family, outputs):
     """Two together equal the coarser one alone, and come off together."""
     cases, pipe = [CASES[n] for n in pair], tiny(family)

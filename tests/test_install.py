@@ -38,7 +38,9 @@ def test_wheel_contents_are_the_files_in_git(tmp_path):
     inside = {n for n in zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist() if ".dist-info/" not in n}
     libraries = ("accel/", "schedulers/", "distill/", "serving/", "benchmarks/")
     files = {n for n in tracked.stdout.splitlines() if n.startswith(libraries) and (ROOT / n).is_file()}
-    expected = {"fewstep/" + n.removeprefix("accel/_umbrella/") for n in files if not n.startswith("benchmarks/results/")}
+    expected = {
+        "fewstep/" + n.removeprefix("accel/_umbrella/") for n in files if not n.startswith("benchmarks/results/")
+    }
     expected -= {n for n in expected if n.endswith("README.md") and "/zoo/" not in n}
     assert inside == expected
 

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from fewstep.accel import catalog
 
 ROOT = Path(__file__).parent.parent
@@ -29,6 +30,15 @@ def test_imports_go_downwards(file):
     own = LAYERS[file.relative_to(ROOT).parts[0]]
     for layer in set(imported_layers(file)) & set(LAYERS):
         assert LAYERS[layer] <= own, f"{file} imports {layer}, which stands above it"
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_bare_import_of_a_folder(file):
+    """`import schedulers` would be the user's own folder."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        assert not {n.split(".")[0] for n in names} & set(LAYERS)
 
 
 def test_the_listed_packages_are_the_folders_on_disk():

@@ -4,10 +4,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .accel.denoiser import accelerate, release, run
-    from .accel.errors import Unsupported
-    from .accel.pipeline import AcceleratedPipeline
-    from .accel.recipe import Recipe
+    from fewstep.accel.denoiser import accelerate, release, run
+    from fewstep.accel.errors import Unsupported
+    from fewstep.accel.pipeline import AcceleratedPipeline
+    from fewstep.accel.recipe import Recipe
 
 __version__ = version("fewstep")
 __all__ = ["AcceleratedPipeline", "Recipe", "Unsupported", "__version__", "accelerate", "release", "run"]

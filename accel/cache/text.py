@@ -171,7 +171,8 @@ def pipeline_state(pipe: Any) -> tuple[Any, ...]:
 def numerics(pipe: Any) -> tuple[Any, ...]:
     """Where and in which precision it is computed; threads, because they decide how sums are split."""
     device = pipe._execution_device
-    autocast = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
+    castable = torch.amp.is_autocast_available(device.type)
+    autocast = castable and torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
     attention = [getattr(m.config, "_attn_implementation", None) for m in text_modules(pipe).values()]
     dtypes = [getattr(part, "dtype", None) for part in anatomy.denoisers(pipe).values()]
     return device, autocast, attention, dtypes, torch.get_float32_matmul_precision(), torch.get_num_threads()

@@ -31,8 +31,10 @@ def load(model: str | Path, **kwargs: Any) -> Any:
     try:
         pipe = DiffusionPipeline.from_pretrained(path, **kwargs)
     except OSError as error:
-        raise InvalidConfig(f"{model!r} is neither an embedded model ({', '.join(EMBEDDED)}), a folder, nor a hub id that "
-                            f"can be reached: {error}") from error
+        raise InvalidConfig(
+            f"{model!r} is neither an embedded model ({', '.join(EMBEDDED)}), a folder, nor a hub id that "
+            f"can be reached: {error}"
+        ) from error
     return aligned(pipe)
 
 

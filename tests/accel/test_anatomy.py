@@ -8,6 +8,8 @@ import diffusers
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from torch import nn
+
 from fewstep.accel import anatomy
 from fewstep.accel.anatomy import (
     BRANCHES,
@@ -24,7 +26,6 @@ from fewstep.accel.anatomy import (
 )
 from fewstep.accel.errors import Unsupported
 from fewstep.accel.zoo.tiny import FAMILIES, tiny
-from torch import nn
 
 NAMES = list(FAMILIES)
 GUIDED = [name for name, family in FAMILIES.items() if "cfg" in family.tags]

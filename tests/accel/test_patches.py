@@ -8,10 +8,11 @@ import accelerate
 import pytest
 import torch
 from diffusers.hooks import HookRegistry, ModelHook
+from torch import nn
+
 from fewstep.accel.errors import Unsupported
 from fewstep.accel.patches import Dispatcher, Patches
 from fewstep.accel.run import Run, entered
-from torch import nn
 
 
 class Owner:

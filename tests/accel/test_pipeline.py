@@ -18,6 +18,7 @@ from diffusers import (
     StableDiffusionImg2ImgPipeline,
     StableDiffusionPipeline,
 )
+
 from fewstep import AcceleratedPipeline, Recipe, Unsupported
 from fewstep.accel.run import current_run
 from fewstep.accel.technique import Fidelity, Stage, Technique
@@ -191,7 +192,11 @@ def test_interrupt_from_outside_reaches_the_call(outputs):
 
 def test_latents_lists_and_embeddings(outputs):
     pipe = tiny("sd")
-    prompts = {"prompt": ["a", "a red fox"], "negative_prompt": ["", "b"], "generator": [torch.Generator().manual_seed(i) for i in range(2)]}
+    prompts = {
+        "prompt": ["a", "a red fox"],
+        "negative_prompt": ["", "b"],
+        "generator": [torch.Generator().manual_seed(i) for i in range(2)],
+    }
     latent = outputs(pipe, "sd", **prompts, output_type="latent")
     several = outputs(pipe, "sd", num_images_per_prompt=2)
     embeds = torch.randn(1, *pipe.encode_prompt("x", "cpu", 1, False)[0].shape[1:])

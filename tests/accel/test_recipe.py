@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+
 from fewstep.accel import catalog
 from fewstep.accel.cache.cross_attention import CrossAttentionCache
 from fewstep.accel.cache.text import TextCache

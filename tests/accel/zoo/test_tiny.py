@@ -5,8 +5,9 @@ import time
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from fewstep.accel.zoo.tiny import FAMILIES, tiny
 from torch import nn
+
+from fewstep.accel.zoo.tiny import FAMILIES, tiny
 
 NAMES = list(FAMILIES)
 OTHER = {"prompt": "a tan cat", "class_labels": [0]}
