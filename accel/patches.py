@@ -97,9 +97,8 @@ class Dispatcher:
         self.arounds.setdefault(owner, []).append(around)
         self.build(owner)
 
-    def set_core(self, owner: Any, function: Callable[..., Any]) -> None:
-        """What the arounds of `owner` run, innermost, in place of the original."""
-        self.cores[owner] = function
+    def set_core(self, owner: Any, around: Around) -> None:
+        self.cores[owner] = functools.partial(around, self.original)
         self.build(owner)
 
     def build(self, owner: Any) -> None:
@@ -141,7 +140,7 @@ class Dispatcher:
 
 
 class Patches:
-    """The changes of one attachment. `undo` takes them back in reverse order, all of them, whatever happens on the way."""
+    """The changes of one attachment. `undo` takes all of them back, in reverse order, whatever happens on the way."""
 
     def __init__(self, owner: Any, keep_original: bool = True) -> None:
         self.owner, self.keep_original = owner, keep_original
@@ -158,15 +157,15 @@ class Patches:
         self.wrap_method(module, "forward", around)
 
     def wrap_method(self, owner: Any, name: str, around: Around) -> None:
-        """The same for any method. On the pipeline itself, the calls' views wear it: nothing on the pipeline changes."""
+        """The same for any method. On the pipeline itself, calls' views wear it: the pipeline does not change."""
         if owner is getattr(self.owner, "pipe", None):
             self.methods.setdefault(name, []).append(around)
             return
         self._dispatcher(owner, name).add(self.owner, around)
 
-    def replace_forward(self, module: nn.Module, function: Callable[..., Any]) -> None:
-        """`function(*args, **kwargs)` in place of the module's own forward, beneath every around, whoever came first."""
-        self._dispatcher(module, "forward").set_core(self.owner, function)
+    def wrap_innermost(self, module: nn.Module, around: Around) -> None:
+        """`around` beneath every other of `module.forward`, those put on before it too: its `inner` is the original."""
+        self._dispatcher(module, "forward").set_core(self.owner, around)
 
     def _dispatcher(self, owner: Any, name: str) -> Dispatcher:
         dispatcher = Dispatcher.on(owner, name)
@@ -216,7 +215,10 @@ class Patches:
 
     def wrapped(self, module: nn.Module) -> bool:
         """Whether some attachment wraps this module or one inside it."""
-        return any(isinstance(bottom(m, "forward").value, Dispatcher) for m in module.modules())
+        return any(
+            isinstance(bottom(m, "forward").value, Dispatcher) or any(isinstance(v, Dispatcher) for v in vars(m).values())
+            for m in module.modules()
+        )
 
     def recheck(self) -> None:
         for dispatcher in self._dispatchers:

@@ -100,7 +100,7 @@ class AcceleratedPipeline:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise Unsupported(
-            "an accelerated pipeline cannot be pickled or deep-copied, its modules being shared with the plain one: copy "
+            "an accelerated pipeline cannot be pickled or deep-copied: its modules are the plain one's. Copy "
             "what detach() returns, or use save_pretrained and from_pretrained"
         )
 

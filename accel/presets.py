@@ -1,4 +1,4 @@
-"""Recipes by name, resolved for one pipeline on its device: what cannot work there is left out, and what is left prints.
+"""Recipes by name, resolved for one pipeline on its device: what cannot work there is left out.
 
 exact     the same pictures to rounding
 precise   adds bfloat16 where the machine computes in it

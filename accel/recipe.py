@@ -57,7 +57,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Recipe":
-        """Raises `InvalidRecipe` for a newer format, an unknown technique or an unknown setting, naming the known ones."""
+        """Raises `InvalidRecipe` for a newer format, an unknown technique or setting, naming the known ones."""
         if not isinstance(data, Mapping) or "techniques" not in data:
             raise InvalidRecipe("a recipe is a JSON object with the keys format, techniques and call_defaults")
         if data.get("format", FORMAT) > FORMAT:

@@ -4,6 +4,8 @@ Saved as a stock `StableDiffusionPipeline` folder. Schedule: Lin et al. 2024, ar
 2023, arXiv:2303.09556, in a form that stays above zero at zero SNR (see `loss_weight`).
 """
 
+import copy
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,17 +146,19 @@ class BaseTask(Task):
 
     def save(self, folder: Path) -> None:
         """A stock pipeline folder in float16."""
-        copies = {
-            n: type(m)(m.config) if n == "text_encoder" else type(m).from_config(m.config) for n, m in self.parts()
-        }
-        for name, module in self.parts():
-            copies[name].load_state_dict(module.state_dict())
+        copies = {name: copy.deepcopy(module) for name, module in self.parts()}
         pipe = self.pipeline()
         pipe.register_modules(**{name: module.half() for name, module in copies.items()})
         pipe.save_pretrained(folder)
+        read_as_float32(folder / "text_encoder" / "config.json")
 
     def parts(self) -> list[tuple[str, Any]]:
         return [("vae", self.vae), ("text_encoder", self.text_encoder), ("unet", self.unet)]
+
+
+def read_as_float32(file: Path) -> None:
+    """transformers takes the type of the weights, diffusers float32, and a pipeline of both fails at its first step."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
 
 
 def load_vae(folder: str) -> Any:

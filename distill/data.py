@@ -24,7 +24,7 @@ class DataConfig:
 
 
 class EmojiData:
-    """Pictures of the chosen groups. Held out: a share of the (concept, style) pairs whose concept stays in another style."""
+    """Pictures of the chosen groups. Held out: a share of the (concept, style) pairs; each concept stays in a style."""
 
     def __init__(self, config: DataConfig) -> None:
         if not Path(config.path).exists():

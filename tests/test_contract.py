@@ -71,7 +71,7 @@ PRODUCT = pytest.mark.parametrize(("name", "family"), WORKING)
 
 
 def rotating(check: int):
-    """Each technique on one family in the ordinary suite, another for each check; on all of them in the full product."""
+    """Each technique on one family in the ordinary suite, another a check; on all in the full product."""
     ordinary = set()
     for place, name in enumerate(NAMES):
         families = [f for n, f in WORKING if n == name]

@@ -12,15 +12,20 @@ Measured: MEASURED
 """
 
 import functools
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch._dynamo
 from torch import nn
 
 from ..errors import Unsupported
+from ..run import current_run, open_run
 from ..technique import Claim, Fidelity, Stage, Technique
-from .offload import refuse_offloaded
+from .offload import hooked_inside, refuse_offloaded
 
 if TYPE_CHECKING:
     from ..patches import Patches
@@ -43,23 +48,114 @@ class CompileBlocks(Technique):
 
     def check(self, target: "Target") -> None:
         refuse_offloaded(type(self).__name__, target.denoisers.values())
-        if self.backend not in torch._dynamo.list_backends(exclude_tags=()):
-            known = ", ".join(torch._dynamo.list_backends())
-            raise Unsupported(f"torch.compile has no backend {self.backend!r}; it has: {known}")
-        if self.backend == "inductor" and any(m.device.type == "cpu" for m in first_parameters(target)):
-            need_compiler()
+        known = torch._dynamo.list_backends(exclude_tags=())
+        if self.backend not in known:
+            raise Unsupported(f"torch.compile has no backend {self.backend!r}; it has: {', '.join(known)}")
+        if self.backend == "inductor":
+            need_toolchain(next(target.denoiser.parameters()).device)
 
     def apply(self, target: "Target", patches: "Patches") -> None:
         """Regions are chosen when every technique has been applied: caches are, after this one."""
         patches.on_ready(functools.partial(self.compile, target, patches))
 
     def compile(self, target: "Target", patches: "Patches") -> None:
-        compiler = Compiler(self.backend)
         roots = [part for module in target.denoisers.values() for part in repeated(module) or [module]]
         if self.decoder:
-            roots += [vae.decoder for vae in target.decoders.values() if isinstance(getattr(vae, "decoder", None), nn.Module)]
-        for region in [region for root in roots for region in regions(root, patches)]:
-            patches.replace_forward(region, functools.partial(call, region, compiler.function(type(region))))
+            networks = (getattr(vae, "decoder", None) for vae in target.decoders.values())
+            roots += [network for network in networks if isinstance(network, nn.Module)]
+        compiled = functools.cache(functools.partial(compiled_forward, counting(self.backend)))
+        for region in (region for root in roots for region in regions(root, patches)):
+            patches.wrap_innermost(region, running(region, compiled(type(region)), patches))
 
-    def identity(self) -> "CompileBlocks":
-        return self
+
+# ---------------------------------------------------------------------------------------------------- regions
+
+
+def repeated(denoiser: nn.Module) -> list[nn.Module]:
+    """The blocks of a transformer: members of lists at its top most of which are alike. A UNet has none."""
+    if hasattr(denoiser, "up_blocks"):
+        return []
+    lists = [list(child) for child in denoiser.children() if isinstance(child, nn.ModuleList)]
+    return [block for blocks in lists if alike(blocks) for block in blocks]
+
+
+def alike(blocks: list[nn.Module]) -> bool:
+    shapes = Counter((type(b), tuple((name, p.shape) for name, p in b.named_parameters())) for b in blocks)
+    return bool(shapes) and max(shapes.values()) >= max(2, len(blocks) / 2)
+
+
+def regions(module: nn.Module, patches: "Patches") -> Iterator[nn.Module]:
+    """The largest modules from `module` down that have parts, a forward, and no wrapper inside.
+
+    A wrapper on a region itself stays outside of it: the compiled forward runs beneath all arounds.
+    """
+    parts = list(module.children())
+    if type(module).forward is nn.Module.forward or any(map(patches.wrapped, parts)):
+        for part in parts:
+            yield from regions(part, patches)
+    elif parts:
+        yield module
+
+
+# ---------------------------------------------------------------------------------------------------- compiled code
+
+
+def running(region: nn.Module, compiled: Callable[..., Any], patches: "Patches") -> Callable[..., Any]:
+    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        run = open_run()
+        obstacle = run.slot((CompileBlocks, region), lambda: obstacle_in(region, patches))
+        if obstacle is None:
+            return compiled(region, *args, **kwargs)
+        run.report.note(f"{type(region).__name__} ran uncompiled: {obstacle}")
+        return inner(*args, **kwargs)
+
+    return around
+
+
+def obstacle_in(region: nn.Module, patches: "Patches") -> str | None:
+    """What came into a region after it was chosen, and must not be traced."""
+    if hooked_inside(region):
+        return "its parts have offload hooks; use enable_model_cpu_offload"
+    if any(map(patches.wrapped, region.children())):
+        return "another pipeline that shares it has wrapped its parts since; attach that one first"
+    return None
+
+
+def compiled_forward(backend: Callable[..., Any], cls: type[nn.Module]) -> Callable[..., Any]:
+    """The forward of a class, compiled for one attachment: equal blocks share its graphs.
+
+    Compiled on a code object of its own. torch keeps graphs on the code object, so these neither meet those of the
+    user's own torch.compile nor outlive the attachment.
+    """
+    plain: Any = cls.forward
+    own = types.FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__)
+    own.__kwdefaults__ = plain.__kwdefaults__
+    return torch.compile(own, backend=backend, recompile_limit=GRAPHS)
+
+
+def counting(name: str) -> Callable[..., Any]:
+    """The backend, counting the graphs that it compiles."""
+    backend = torch._dynamo.lookup_backend(name)
+
+    def compile_graph(graph: Any, inputs: Any, **kwargs: Any) -> Any:
+        run = current_run()
+        if run is not None:
+            run.count(CompileBlocks.name, "compiled")
+        return backend(graph, inputs, **kwargs)
+
+    return compile_graph
+
+
+def need_toolchain(device: torch.device) -> None:
+    """inductor writes C++ for CPUs and Triton for the others."""
+    if device.type != "cpu":
+        if not torch.utils._triton.has_triton():
+            raise Unsupported(f"CompileBlocks needs Triton on {device.type}: pip install triton")
+        return
+    try:
+        torch._inductor.cpp_builder.get_cpp_compiler()
+    except Exception as error:
+        raise Unsupported(
+            "CompileBlocks needs a C++ compiler on a CPU, and there is none: install g++ or clang, or name one in the "
+            "environment variable CXX"
+        ) from error

@@ -1,4 +1,4 @@
-"""Weights that accelerate keeps elsewhere and brings in leaf by leaf (`enable_sequential_cpu_offload`)."""
+"""Hooks inside a model that move or cast its weights leaf by leaf: sequential and group offload, layerwise casting."""
 
 from collections.abc import Iterable
 
@@ -7,15 +7,20 @@ from torch import nn
 from ..errors import Unsupported
 
 
-def offloaded_inside(module: nn.Module) -> bool:
+def hooked_inside(module: nn.Module) -> bool:
     """Whether a hook sits on a module inside this one. One on the module itself moves it whole, before its forward."""
-    return any("_hf_hook" in vars(part) for part in module.modules() if part is not module)
+    return any(hooked(part) for part in module.modules() if part is not module)
+
+
+def hooked(module: nn.Module) -> bool:
+    registry = vars(module).get("_diffusers_hook")
+    return "_hf_hook" in vars(module) or bool(registry is not None and registry.hooks)
 
 
 def refuse_offloaded(technique: str, modules: Iterable[nn.Module]) -> None:
     for module in modules:
-        if offloaded_inside(module) or any(parameter.is_meta for parameter in module.parameters()):
+        if hooked_inside(module) or any(parameter.is_meta for parameter in module.parameters()):
             raise Unsupported(
-                f"{technique} needs the weights of {type(module).__name__}, which sequential offload keeps elsewhere: "
-                "use enable_model_cpu_offload instead"
+                f"{technique} cannot reach the weights of {type(module).__name__}, which hooks inside it move or cast: use "
+                "enable_model_cpu_offload instead of sequential or group offload"
             )

@@ -1,0 +1,197 @@
+"""SwapScheduler: another solver for the pipeline's steps.
+
+What        Calls sample with any of diffusers' schedulers; the pipeline and its saved folder keep their own.
+Pays when   A second-order solver (dpmpp_2m, unipc, deis) reaches in 8 to 20 steps what DDIM or Euler reach in 30 to 50.
+Hurts when  Few-step students (LCM, turbo): they were trained for their own scheduler. Heun and kdpm2 evaluate the
+            denoiser twice a step. deis stops at the model's smallest noise level and leaves about 3 % of noise.
+Exact?      No: another path from the same noise. Swapping to the scheduler that the pipeline has changes nothing.
+Settings    `scheduler`: a name of the table or a diffusers class; `options`: its constructor's fields. Number of steps:
+            Recipe(SwapScheduler("unipc"), num_inference_steps=10).
+Source      DDIM 2010.02502, Karras 2206.00364, DPM-Solver++ 2211.01095, UniPC 2302.04867, DEIS 2204.13902, zero terminal
+            SNR 2305.08891. Settings of the old scheduler are carried over by meaning, see conversion.py.
+Measured    pending
+"""
+
+import functools
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import diffusers
+import torch
+from diffusers.schedulers import SchedulerMixin
+
+from .conversion import CONSENT, converted, facts_of, fields
+from .errors import InvalidRecipe, MissingExtra, Unsupported
+from .run import open_run
+from .technique import Claim, Fidelity, Stage, Technique
+
+if TYPE_CHECKING:
+    from .patches import Patches
+    from .target import Target
+
+_DPMPP = {"algorithm_type": "dpmsolver++", "solver_order": 2}
+_FLOW = {"use_flow_sigmas": True}
+SOLVERS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "ddim": ("DDIMScheduler", {}),
+    "ddpm": ("DDPMScheduler", {}),
+    "pndm": ("PNDMScheduler", {"skip_prk_steps": True}),
+    "euler": ("EulerDiscreteScheduler", {}),
+    "euler_ancestral": ("EulerAncestralDiscreteScheduler", {}),
+    "heun": ("HeunDiscreteScheduler", {}),
+    "kdpm2": ("KDPM2DiscreteScheduler", {}),
+    "kdpm2_ancestral": ("KDPM2AncestralDiscreteScheduler", {}),
+    "lms": ("LMSDiscreteScheduler", {}),
+    "dpmpp_2m": ("DPMSolverMultistepScheduler", _DPMPP),
+    "dpmpp_3m": ("DPMSolverMultistepScheduler", _DPMPP | {"solver_order": 3}),
+    "dpmpp_2m_sde": ("DPMSolverMultistepScheduler", _DPMPP | {"algorithm_type": "sde-dpmsolver++"}),
+    "dpmpp_2s": ("DPMSolverSinglestepScheduler", _DPMPP | {"lower_order_final": True}),
+    "unipc": ("UniPCMultistepScheduler", {"solver_order": 2}),
+    "deis": ("DEISMultistepScheduler", {}),
+    "sasolver": ("SASolverScheduler", {}),
+    "lcm": ("LCMScheduler", {}),
+    "tcd": ("TCDScheduler", {}),
+    "flow_euler": ("FlowMatchEulerDiscreteScheduler", {}),
+    "flow_heun": ("FlowMatchHeunDiscreteScheduler", {}),
+    "flow_lcm": ("FlowMatchLCMScheduler", {}),
+    "flow_dpmpp_2m": ("DPMSolverMultistepScheduler", _DPMPP | _FLOW),
+    "flow_unipc": ("UniPCMultistepScheduler", _FLOW),
+    "flow_deis": ("DEISMultistepScheduler", _FLOW),
+}
+
+
+class Options(dict[str, Any]):
+    """A mapping that does not change, so that it can be hashed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(json.dumps(self, sort_keys=True))
+
+    def _fixed(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("the options of a technique do not change: make another technique")
+
+    __setitem__ = __delitem__ = __ior__ = update = pop = popitem = clear = setdefault = _fixed
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapScheduler(Technique):
+    """`SwapScheduler("dpmpp_2m")`, `SwapScheduler("unipc", options={"solver_order": 3})`.
+
+    `scheduler`: a name of `SOLVERS` or a diffusers class. `options`: fields of its constructor, over what is carried
+    from the pipeline's own scheduler. Raises `InvalidRecipe` for an unknown name or option, listing the known ones.
+    """
+
+    scheduler: str = field(kw_only=False)
+    options: Mapping[str, Any] = Options()
+
+    name: ClassVar[str] = "swap_scheduler"
+    stage: ClassVar[Stage] = Stage.SOLVER
+    fidelity: ClassVar[Fidelity] = Fidelity.LOSSY
+    claims: ClassVar[frozenset[Claim]] = frozenset({Claim("scheduler", "pipeline")})
+
+    def __post_init__(self) -> None:
+        try:
+            options = Options(json.loads(json.dumps(self.options)))
+        except (TypeError, ValueError) as error:
+            raise InvalidRecipe(f"options of {self.scheduler} must be plain JSON values by name: {error}") from None
+        known = {*fields(scheduler_class(self.scheduler)), *CONSENT}
+        if unknown := sorted(set(options) - known):
+            raise InvalidRecipe(f"{self.scheduler} has no {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        object.__setattr__(self, "options", options)
+
+    def convert(self, source: Any) -> Any:
+        """The scheduler that calls use in place of `source`. Raises `Unsupported` if it cannot express what that does."""
+        forced = SOLVERS[self.scheduler][1] if self.scheduler in SOLVERS else {}
+        return converted(source, scheduler_class(self.scheduler), {**forced, **self.options})
+
+    def check(self, target: "Target") -> None:
+        pipe = target.need_pipeline(type(self).__name__)
+        source = getattr(pipe, "scheduler", None)
+        if not isinstance(source, SchedulerMixin):
+            raise Unsupported(f"{target.label} has no diffusers scheduler to swap: leave {self} out")
+        made = self.convert(source)
+        if made is not source:
+            refuse_calls(type(pipe), made, self.scheduler)
+
+    def apply(self, target: "Target", patches: "Patches") -> None:
+        patches.replace_component("scheduler", remembering(self.convert))
+        patches.wrap_step(in_float32)
+
+    def identity(self) -> None:
+        """None: which scheduler the pipeline has is not known here."""
+        return None
+
+    def space(self) -> Mapping[str, tuple[Any, ...]]:
+        return {"scheduler": ("ddim", "euler", "heun", "dpmpp_2m", "unipc", "deis")}
+
+
+def scheduler_class(name: str) -> type:
+    class_name = SOLVERS[name][0] if name in SOLVERS else name
+    try:
+        found = getattr(diffusers, class_name, None)
+        if isinstance(found, type) and hasattr(found, "set_timesteps") and hasattr(found, "step"):
+            return found
+    except ImportError as error:  # a stand-in for a class whose dependency is missing
+        raise MissingExtra(f"{name} cannot be used here: {' '.join(str(error).split())}") from None
+    raise InvalidRecipe(f"unknown scheduler {name!r}; known: {', '.join(SOLVERS)}, and diffusers' scheduler classes")
+
+
+def remembering(convert: Any) -> Any:
+    """`convert`, once for each scheduler and state of its config: calls come from many threads."""
+    lock, last = Lock(), [None, "", None]
+
+    def make(source: Any) -> Any:
+        state = repr((facts_of(source), source.config))
+        with lock:
+            if last[0] is not source or last[1] != state:
+                last[:] = source, state, convert(source)
+            return last[2]
+
+    return make
+
+
+def in_float32(inner: Any, model_output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
+    """A step in float32 where the scheduler asks for it; the latents keep their dtype."""
+    if not getattr(open_run().scheduler, "steps_in_float32", False) or sample.dtype == torch.float32:
+        return inner(model_output, timestep, sample, *args, **kwargs)
+    output = inner(model_output.float(), timestep, sample.float(), *args, **kwargs)
+    if isinstance(output, tuple):
+        return (output[0].to(sample.dtype), *output[1:])
+    output["prev_sample"] = output.prev_sample.to(sample.dtype)
+    return output
+
+
+@functools.cache
+def source_of(function: Any) -> str:
+    try:
+        return inspect.getsource(inspect.unwrap(function))
+    except (OSError, TypeError):
+        return ""  # written in a notebook's past, say: diffusers' own error at the call has to do
+
+
+def refuse_calls(pipeline: type, made: Any, name: str) -> None:
+    """Raises `Unsupported` if the pipeline's code hands this scheduler what it does not take.
+
+    Read from the code, since what a pipeline passes is written nowhere else; a table of 140 pipelines would age.
+    """
+    call, whole = source_of(pipeline.__call__), source_of(pipeline)
+    steps = re.findall(r"scheduler\.step\(([^()]*(?:\([^()]*\)[^()]*)*)\)", call)
+    needed = {"step": {word for step in steps for word in re.findall(r"(\w+)=", step)}, "set_timesteps": set[str]()}
+    by_itself = made.config.get("use_flow_sigmas", False) and "use_flow_sigmas" in call
+    if re.search(r"^\s+sigmas = (?!None\b)", call, re.MULTILINE) and not by_itself:
+        needed["set_timesteps"].add("sigmas")
+    dynamic = made.config.get("use_dynamic_shifting", False)
+    passes_mu = re.search(r"\bmu=mu\b|\{\"mu\": mu", call) is not None
+    if passes_mu or (dynamic and '"mu"' in call):
+        needed["set_timesteps"].add("mu")
+    for method, words in needed.items():
+        if missing := words - set(inspect.signature(getattr(made, method)).parameters):
+            raise Unsupported(f"{pipeline.__name__} passes {', '.join(sorted(missing))} to {method}, which {name} lacks")
+    if passes_mu and not dynamic and type(made).__name__.startswith(("DPMSolver", "DEIS")):
+        raise Unsupported(f"{pipeline.__name__} passes mu without dynamic shifting, which {name} refuses: use flow_unipc")
+    scaled = float(made.init_noise_sigma) > 1.001 if hasattr(made, "init_noise_sigma") else False
+    if scaled and not ("scale_model_input" in whole and re.search("init_noise_sigma|add_noise", whole)):
+        raise Unsupported(f"{pipeline.__name__} does not scale its latents by sigma, as {name} needs: use ddim or dpmpp_2m")
