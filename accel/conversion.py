@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import diffusers
 import torch
 from diffusers.schedulers.scheduling_ddim import rescale_zero_terminal_snr
 from torch import Tensor
 
 from .errors import Unsupported
+from .pure_noise import FLOOR, from_pure_noise
 
 # What a scheduler's model is: noise levels by step (betas), a flow, or both kinds, told apart by `use_flow_sigmas`.
-_BETAS = "DDIM DDIMParallel DDPM DDPMParallel EulerDiscrete EulerAncestralDiscrete HeunDiscrete LMSDiscrete PNDM LCM TCD"
 _KINDS = (
-    ("discrete", _BETAS + " KDPM2Discrete KDPM2AncestralDiscrete"),
+    ("discrete", "DDIM DDIMParallel DDPM DDPMParallel PNDM LCM TCD EulerDiscrete EulerAncestralDiscrete"),
+    ("discrete", "HeunDiscrete LMSDiscrete KDPM2Discrete KDPM2AncestralDiscrete"),
     ("discrete flow", "DPMSolverMultistep DPMSolverSinglestep UniPCMultistep DEISMultistep SASolver"),
     ("flow", "FlowMatchEulerDiscrete FlowMatchHeunDiscrete FlowMatchLCM"),
     ("cogvideox", "CogVideoXDDIM CogVideoXDPM"),  # a step of their own, but the betas of any other
@@ -30,7 +30,7 @@ _KINDS = (
 KINDS = {f"{name}Scheduler": frozenset(kinds.split()) for kinds, names in _KINDS for name in names.split()}
 INSTEAD = {
     "discrete": "ddim, euler, heun, dpmpp_2m, unipc or deis",
-    "flow": "flow_euler, flow_heun, flow_lcm, dpmpp_2m, unipc or deis",
+    "flow": "flow_euler, flow_heun, flow_lcm, dpmpp_2m or unipc",
     "cogvideox": "CogVideoXDDIMScheduler, CogVideoXDPMScheduler, euler, dpmpp_2m or unipc",
     "edm": "EDMEulerScheduler or EDMDPMSolverMultistepScheduler",
 }
@@ -56,14 +56,15 @@ _FLOW = {
     **_GRID,
 }
 KEPT = {"discrete": _DISCRETE, "cogvideox": _DISCRETE, "flow": _FLOW, "edm": {"thresholding": False}}
-CONSENT = sorted({*_DISCRETE, *_FLOW})  # may be given as an option to any class: "I know that it is lost"
+NEUTRAL = _DISCRETE | _FLOW  # one of these may be an option of any class: "I know that it is lost"
 
 # Fields that say what the noise levels are; they are compared as numbers.
 LEVELS = ("beta_start", "beta_end", "beta_schedule", "trained_betas", "rescale_betas_zero_snr", "snr_shift_scale")
 # Fields that are carried where the new class has them and mean nothing where it does not.
 CARRIED = (
-    *("num_train_timesteps", "prediction_type", "steps_offset", "set_alpha_to_one", "final_sigmas_type", "variance_type"),
-    *("clip_sample_range", "sample_max_value", "dynamic_thresholding_ratio", "lambda_min_clipped", "skip_prk_steps"),
+    *("num_train_timesteps", "prediction_type", "variance_type"),
+    *("steps_offset", "set_alpha_to_one", "final_sigmas_type", "clip_sample_range", "sample_max_value"),
+    *("dynamic_thresholding_ratio", "lambda_min_clipped", "skip_prk_steps"),
     *("original_inference_steps", "timestep_scaling", "sigma_min", "sigma_max", "sigma_data", "sigma_schedule", "rho"),
     *("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len"),
 )
@@ -90,7 +91,6 @@ FAULTS = (
         for name in ("DPMSolver", "DEIS")
     ),
 )
-FLOOR = 2.0**-24  # the signal that stands for none, as in diffusers' own sigma-based classes: their first sigma is 4096
 
 
 def converted(source: Any, cls: type, options: Mapping[str, Any]) -> Any:
@@ -101,7 +101,7 @@ def converted(source: Any, cls: type, options: Mapping[str, Any]) -> Any:
     facts = facts_of(source)
     if type(source) is cls and all(facts.get(name) == value for name, value in options.items()):
         return source
-    kind = common_kind(source, cls, facts)
+    kind = common_kind(source, cls, facts, options)
     refuse_losses(cls, kind, facts | options, source)
     made = build(source, cls, kind, facts, options)
     refuse_faults(made)
@@ -121,7 +121,7 @@ def facts_of(source: Any) -> dict[str, Any]:
     """
     own, defaulted = fields(type(source)), source.config.get("_use_default_values", ())
     stated = {k: v for k, v in source.config.items() if not k.startswith("_") and (k in own or k not in defaulted)}
-    facts = {k: v for k, v in stated.items() if k in own or k not in CONSENT or k == "timestep_spacing"}
+    facts = {k: v for k, v in stated.items() if k in own or k not in NEUTRAL or k == "timestep_spacing"}
     if hasattr(source, "set_shift"):
         facts["shift"] = source.shift  # set_shift() moves it without a word to the config
     if "shift" in facts or "flow_shift" in facts:
@@ -129,16 +129,18 @@ def facts_of(source: Any) -> dict[str, Any]:
     return facts
 
 
-def common_kind(source: Any, cls: type, facts: Mapping[str, Any]) -> str:
+def common_kind(source: Any, cls: type, facts: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """The kind of model that both are made for."""
     name, target = type(source).__name__, cls.__name__
-    kinds = KINDS.get(name, frozenset({name}))
-    if len(kinds) == 2:
+    kinds, possible = (KINDS.get(n, frozenset({n})) for n in (name, target))
+    if "flow" in kinds and "discrete" in kinds:
         kinds = frozenset({"flow" if facts["use_flow_sigmas"] else "discrete"})
-    possible = KINDS.get(target, frozenset({target}))
+    if "use_flow_sigmas" in options:
+        possible &= {"flow" if options["use_flow_sigmas"] else "discrete"}
     for kind in kinds & possible or ({"discrete"} & possible if "cogvideox" in kinds else ()):
         return kind
     raise Unsupported(
-        f"this pipeline's {name} is made for another kind of model than {target}"
+        f"this pipeline's {name} is made for another kind of model than {target} with {dict(options)}"
         + "".join(f": use {INSTEAD[kind]}" for kind in kinds if kind in INSTEAD)
     )
 
@@ -171,7 +173,9 @@ def build(source: Any, cls: type, kind: str, facts: Mapping[str, Any], options: 
         flow |= {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
         settings |= {field: value for field, value in flow.items() if field in own}
     settings |= {field: value for field, value in options.items() if field in own}
-    if "discrete" not in KINDS.get(cls.__name__, ()) and kind != "cogvideox" or kind == "flow":
+    if kind == "flow":
+        return from_pure_noise(construct(cls, settings))
+    if not hasattr(source, "alphas_cumprod"):
         return construct(cls, settings)
     return with_levels(cls, settings, None if set(options) & set(LEVELS) else levels_of(source, facts))
 
@@ -198,7 +202,7 @@ def betas_of(levels: Tensor) -> Tensor:
 def with_levels(cls: type, settings: dict[str, Any], levels: Tensor | None) -> Any:
     """A `cls` that has these noise levels: by its own fields if they give them, otherwise by a list of betas."""
     zero_snr = levels is not None and bool(levels[-1] <= FLOOR)
-    if zero_snr and settings["prediction_type"] == "epsilon":
+    if zero_snr and settings.get("prediction_type") == "epsilon":
         raise Unsupported(
             "a model that starts from pure noise (rescale_betas_zero_snr) cannot be sampled by its noise prediction, "
             "which says nothing there: its scheduler needs prediction_type='v_prediction' or 'sample'"
@@ -216,37 +220,6 @@ def with_levels(cls: type, settings: dict[str, Any], levels: Tensor | None) -> A
     return from_pure_noise(made) if zero_snr else made
 
 
-class HeunFromPureNoise(diffusers.HeunDiscreteScheduler):
-    """Heun whose first step is Euler's.
-
-    The trapezoid from sigma 4096 to 20 takes the noise's slope at both ends for the mean of all between, and is wrong
-    by more than the picture. Over this step the slope is constant to 1e-3 from its start, so Euler's step is right.
-    """
-
-    def set_timesteps(self, *args: Any, **kwargs: Any) -> None:
-        super().set_timesteps(*args, **kwargs)
-        if len(self.timesteps) > 1:  # the second evaluation of the first step is left out
-            self.timesteps = torch.cat([self.timesteps[:1], self.timesteps[2:]])
-            self.sigmas = torch.cat([self.sigmas[:1], self.sigmas[2:]])
-
-    def step(self, model_output: Any, timestep: Any, sample: Any, return_dict: bool = True) -> Any:
-        output = super().step(model_output, timestep, sample, return_dict)
-        if self.step_index == 1:
-            self.prev_derivative = self.dt = self.sample = None
-        return output
-
-
-# These subtract numbers 4096 times as large as the picture: in half precision nothing of it is left.
-CANCELLING = ("DEIS", "Heun", "KDPM2", "LMS", "PNDM", "SASolver")
-
-
-def from_pure_noise(made: Any) -> Any:
-    if type(made) is diffusers.HeunDiscreteScheduler:
-        made.__class__ = HeunFromPureNoise
-    made.steps_in_float32 = type(made).__name__.startswith(CANCELLING)
-    return made
-
-
 def refuse_faults(made: Any) -> None:
     name, config = type(made).__name__, made.config
     for prefix, settings, fault, instead in FAULTS:
@@ -256,7 +229,7 @@ def refuse_faults(made: Any) -> None:
 
 
 def with_unread(made: Any, source: Any) -> Any:
-    """Keeps in the config what the new class does not read: pipelines do (`base_image_seq_len`), and a later swap may."""
+    """Keeps in the config what the new class does not read: pipelines do, for instance `base_image_seq_len`."""
     unread = {k: v for k, v in source.config.items() if k not in made.config and not k.startswith("_")}
     made.register_to_config(**unread)
     return made

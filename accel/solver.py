@@ -2,32 +2,31 @@
 
 What        Calls sample with any of diffusers' schedulers; the pipeline and its saved folder keep their own.
 Pays when   A second-order solver (dpmpp_2m, unipc, deis) reaches in 8 to 20 steps what DDIM or Euler reach in 30 to 50.
-Hurts when  Few-step students (LCM, turbo): they were trained for their own scheduler. Heun and kdpm2 evaluate the
-            denoiser twice a step. deis stops at the model's smallest noise level and leaves about 3 % of noise.
+Hurts when  Few-step students (LCM, turbo): they were trained for their own scheduler. heun and kdpm2 evaluate the
+            denoiser twice a step. deis stops at the model's smallest noise level, about 3 % of noise, and is less exact
+            than flow_euler on a flow. ddim at a number of steps that does not divide the training steps goes to other
+            levels than its next call is for; euler is the same solver without this.
 Exact?      No: another path from the same noise. Swapping to the scheduler that the pipeline has changes nothing.
-Settings    `scheduler`: a name of the table or a diffusers class; `options`: its constructor's fields. Number of steps:
-            Recipe(SwapScheduler("unipc"), num_inference_steps=10).
-Source      DDIM 2010.02502, Karras 2206.00364, DPM-Solver++ 2211.01095, UniPC 2302.04867, DEIS 2204.13902, zero terminal
-            SNR 2305.08891. Settings of the old scheduler are carried over by meaning, see conversion.py.
+Settings    `scheduler`: a name of the table or a diffusers class; `options`: fields of its constructor. The
+            number of steps stands in the recipe: Recipe(SwapScheduler("unipc"), num_inference_steps=10).
+Source      DDIM 2010.02502, Karras 2206.00364, DPM-Solver++ 2211.01095, UniPC 2302.04867, DEIS 2204.13902, zero
+            terminal SNR 2305.08891. Settings of the old scheduler are carried over by meaning, see conversion.py.
 Measured    pending
 """
 
-import functools
-import inspect
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import diffusers
-import torch
 from diffusers.schedulers import SchedulerMixin
 
-from .conversion import CONSENT, converted, facts_of, fields
+from .conversion import NEUTRAL, converted, facts_of, fields
 from .errors import InvalidRecipe, MissingExtra, Unsupported
-from .run import open_run
+from .pipeline_code import refuse_misfit
+from .pure_noise import in_float32
 from .technique import Claim, Fidelity, Stage, Technique
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ SOLVERS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "dpmpp_3m": ("DPMSolverMultistepScheduler", _DPMPP | {"solver_order": 3}),
     "dpmpp_2m_sde": ("DPMSolverMultistepScheduler", _DPMPP | {"algorithm_type": "sde-dpmsolver++"}),
     "dpmpp_2s": ("DPMSolverSinglestepScheduler", _DPMPP | {"lower_order_final": True}),
-    "unipc": ("UniPCMultistepScheduler", {"solver_order": 2}),
+    "unipc": ("UniPCMultistepScheduler", {}),
     "deis": ("DEISMultistepScheduler", {}),
     "sasolver": ("SASolverScheduler", {}),
     "lcm": ("LCMScheduler", {}),
@@ -97,13 +96,14 @@ class SwapScheduler(Technique):
             options = Options(json.loads(json.dumps(self.options)))
         except (TypeError, ValueError) as error:
             raise InvalidRecipe(f"options of {self.scheduler} must be plain JSON values by name: {error}") from None
-        known = {*fields(scheduler_class(self.scheduler)), *CONSENT}
-        if unknown := sorted(set(options) - known):
-            raise InvalidRecipe(f"{self.scheduler} has no {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        own = fields(scheduler_class(self.scheduler))
+        unknown = [k for k, v in options.items() if k not in own and (k not in NEUTRAL or v != NEUTRAL[k])]
+        if unknown:
+            raise InvalidRecipe(f"{self.scheduler} has no {', '.join(unknown)}; known: {', '.join(sorted(own))}")
         object.__setattr__(self, "options", options)
 
     def convert(self, source: Any) -> Any:
-        """The scheduler that calls use in place of `source`. Raises `Unsupported` if it cannot express what that does."""
+        """What calls use in place of `source`. Raises `Unsupported` if it cannot express what `source` does."""
         forced = SOLVERS[self.scheduler][1] if self.scheduler in SOLVERS else {}
         return converted(source, scheduler_class(self.scheduler), {**forced, **self.options})
 
@@ -114,7 +114,7 @@ class SwapScheduler(Technique):
             raise Unsupported(f"{target.label} has no diffusers scheduler to swap: leave {self} out")
         made = self.convert(source)
         if made is not source:
-            refuse_calls(type(pipe), made, self.scheduler)
+            refuse_misfit(type(pipe), made, self.scheduler)
 
     def apply(self, target: "Target", patches: "Patches") -> None:
         patches.replace_component("scheduler", remembering(self.convert))
@@ -151,47 +151,3 @@ def remembering(convert: Any) -> Any:
             return last[2]
 
     return make
-
-
-def in_float32(inner: Any, model_output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
-    """A step in float32 where the scheduler asks for it; the latents keep their dtype."""
-    if not getattr(open_run().scheduler, "steps_in_float32", False) or sample.dtype == torch.float32:
-        return inner(model_output, timestep, sample, *args, **kwargs)
-    output = inner(model_output.float(), timestep, sample.float(), *args, **kwargs)
-    if isinstance(output, tuple):
-        return (output[0].to(sample.dtype), *output[1:])
-    output["prev_sample"] = output.prev_sample.to(sample.dtype)
-    return output
-
-
-@functools.cache
-def source_of(function: Any) -> str:
-    try:
-        return inspect.getsource(inspect.unwrap(function))
-    except (OSError, TypeError):
-        return ""  # written in a notebook's past, say: diffusers' own error at the call has to do
-
-
-def refuse_calls(pipeline: type, made: Any, name: str) -> None:
-    """Raises `Unsupported` if the pipeline's code hands this scheduler what it does not take.
-
-    Read from the code, since what a pipeline passes is written nowhere else; a table of 140 pipelines would age.
-    """
-    call, whole = source_of(pipeline.__call__), source_of(pipeline)
-    steps = re.findall(r"scheduler\.step\(([^()]*(?:\([^()]*\)[^()]*)*)\)", call)
-    needed = {"step": {word for step in steps for word in re.findall(r"(\w+)=", step)}, "set_timesteps": set[str]()}
-    by_itself = made.config.get("use_flow_sigmas", False) and "use_flow_sigmas" in call
-    if re.search(r"^\s+sigmas = (?!None\b)", call, re.MULTILINE) and not by_itself:
-        needed["set_timesteps"].add("sigmas")
-    dynamic = made.config.get("use_dynamic_shifting", False)
-    passes_mu = re.search(r"\bmu=mu\b|\{\"mu\": mu", call) is not None
-    if passes_mu or (dynamic and '"mu"' in call):
-        needed["set_timesteps"].add("mu")
-    for method, words in needed.items():
-        if missing := words - set(inspect.signature(getattr(made, method)).parameters):
-            raise Unsupported(f"{pipeline.__name__} passes {', '.join(sorted(missing))} to {method}, which {name} lacks")
-    if passes_mu and not dynamic and type(made).__name__.startswith(("DPMSolver", "DEIS")):
-        raise Unsupported(f"{pipeline.__name__} passes mu without dynamic shifting, which {name} refuses: use flow_unipc")
-    scaled = float(made.init_noise_sigma) > 1.001 if hasattr(made, "init_noise_sigma") else False
-    if scaled and not ("scale_model_input" in whole and re.search("init_noise_sigma|add_noise", whole)):
-        raise Unsupported(f"{pipeline.__name__} does not scale its latents by sigma, as {name} needs: use ddim or dpmpp_2m")

@@ -12,7 +12,8 @@ no version: the pipeline's own `no_grad` costs no more. One gap: weights written
 *Settings* none.
 *Source* elementary; T-GATE (Zhang et al. 2024, arXiv:2404.02747) keeps the attention's output instead, which is not
 constant, and so changes the picture.
-*Measured* pending.
+*Measured* multiply-adds saved of a step, counted: Sana 1.6B 15 % at 512 pixels and 4 % at 1024; PixArt-Sigma 3.7 and
+0.7 %; SDXL 3.3 and 0.8 %; SD 1.5 at 256 and 512 pixels 1.6 and 0.4 %; Wan 1.3B 3.3 % of one frame, 0.05 % of 81.
 """
 
 from collections import deque

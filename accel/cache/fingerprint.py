@@ -46,10 +46,11 @@ def contents(part: nn.Module) -> Iterator[Tensor]:
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """A quantized tensor's data and scales, any other tensor itself."""
-    if not hasattr(tensor, "__tensor_flatten__"):
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
         yield tensor
         return
-    for name in tensor.__tensor_flatten__()[0]:
+    for name in flatten()[0]:
         yield from plain_tensors(getattr(tensor, name))
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Unsupported
+from ..run import open_run
 from ..technique import Claim, Fidelity, Stage, Technique
 from .offload import refuse_offloaded
 
@@ -64,6 +65,8 @@ class Bfloat16(Technique):
             into = partial(cast_arguments, names)
             patches.on_undo(module.register_forward_pre_hook(into, with_kwargs=True, prepend=True).remove)
             patches.on_undo(module.register_forward_hook(cast_output).remove)
+            if kept := sorted(kept_in_float32(module)):
+                patches.wrap_forward(module, noting(f"{type(module).__name__} keeps in float32: {', '.join(kept)}"))
 
     def identity(self) -> None:
         return None
@@ -75,10 +78,22 @@ class Bfloat16(Technique):
 
 def castable(module: nn.Module) -> Iterator[Tensor]:
     """The float32 parameters and buffers, less those whose path holds a name that the class keeps in float32."""
-    kept = set(getattr(module, "_keep_in_fp32_modules", None) or ())
+    kept = kept_in_float32(module)
     for path, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.dtype == torch.float32 and not kept & set(path.split(".")):
             yield tensor
+
+
+def kept_in_float32(module: nn.Module) -> set[str]:
+    return set(getattr(module, "_keep_in_fp32_modules", None) or ())
+
+
+def noting(text: str) -> Callable[..., Any]:
+    def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        open_run().report.note(text)
+        return inner(*args, **kwargs)
+
+    return around
 
 
 def cast_arguments(names: tuple[str, ...], module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

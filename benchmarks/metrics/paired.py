@@ -14,7 +14,7 @@ def psnr(images: Tensor, reference: Tensor) -> Tensor:
 
     Both (N, 3, H, W) floats in 0..1.
     """
-    _check(images, reference)
+    check_pair(images, reference)
     error = (images.double() - reference.double()).square().mean(dim=(1, 2, 3))
     return -10 * error.log10()
 
@@ -25,7 +25,7 @@ def ssim(images: Tensor, reference: Tensor) -> Tensor:
     Wang et al. 2004, "Image quality assessment", eq. 13, with a uniform 7x7 window and sample covariances, mean over
     channels: scikit-image's default.
     """
-    _check(images, reference)
+    check_pair(images, reference)
     if min(images.shape[-2:]) < WINDOW:
         raise Unsupported(f"ssim needs images of at least {WINDOW}x{WINDOW} pixels, not {tuple(images.shape[-2:])}")
     x, y = images.double(), reference.double()
@@ -39,7 +39,7 @@ def ssim(images: Tensor, reference: Tensor) -> Tensor:
     return (luminance * (2 * cov + c2) / (var_x + var_y + c2)).mean(dim=(1, 2, 3))
 
 
-def _check(images: Tensor, reference: Tensor) -> None:
+def check_pair(images: Tensor, reference: Tensor) -> None:
     if images.shape != reference.shape or images.dim() != 4:
         raise Unsupported(f"paired images must be two (N, 3, H, W) of one shape, not {images.shape}, {reference.shape}")
     if not (images.is_floating_point() and reference.is_floating_point()):

@@ -8,16 +8,20 @@ import accelerate
 import pytest
 import torch
 from diffusers import DDIMScheduler
+from peft import LoraConfig
+
 from fewstep import AcceleratedPipeline, Recipe
 from fewstep.accel import denoiser as alone
 from fewstep.accel.cache import cross_attention
 from fewstep.accel.cache.cross_attention import CrossAttentionCache, before, projections
 from fewstep.accel.errors import Unsupported
 from fewstep.accel.zoo.tiny import FAMILIES, tiny
-from peft import LoraConfig
 
 # The plain pipeline is called beside the accelerated one, which warns once.
-pytestmark = pytest.mark.filterwarnings("ignore:this pipeline was called directly")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:this pipeline was called directly"),
+    pytest.mark.filterwarnings("ignore:Already found a `peft_config`"),
+]
 
 JOINT = ("ddpm", "dit", "sd3", "flux", "flux_img2img", "cogvideox", "qwen_image", "z_image")
 READING = [name for name in FAMILIES if name not in JOINT]
@@ -42,13 +46,17 @@ def cached(pipe):
     return AcceleratedPipeline(pipe, Recipe(CrossAttentionCache()))
 
 
+def call(name, **changed):
+    return FAMILIES[name].call() | {"output_type": "latent"} | changed
+
+
 def image(pipe, name, **changed):
-    return torch.as_tensor(pipe(**FAMILIES[name].call() | changed)[0])
+    return torch.as_tensor(pipe(**call(name, **changed))[0])
 
 
 def expect(accelerated, name, **changed):
     """The plain pipeline's picture; gives the counts."""
-    result = accelerated.run(**FAMILIES[name].call() | changed)
+    result = accelerated.run(**call(name, **changed))
     assert torch.equal(torch.as_tensor(result.output[0]), image(accelerated.attachment.pipe, name, **changed))
     return dict(result.report.counts["cross_attention_cache"])
 
@@ -61,7 +69,7 @@ def test_once_a_call_and_bit_equal(name):
     accelerated = cached(pipe)
     for _ in range(3):
         seen.clear()
-        result = accelerated.run(**FAMILIES[name].call())
+        result = accelerated.run(**call(name))
         assert torch.equal(torch.as_tensor(result.output[0]), plain)
         assert len(seen) == count == result.report.counts["cross_attention_cache"]["computed"]
         assert not result.report.notes
@@ -83,8 +91,9 @@ def test_call_by_call(name):
     pair = {"prompt": ["a hen", "a fox"], "negative_prompt": ["x", "y"]}
     for changed in ({}, {"prompt": "a hen"}, pair, {**pair, **images}, {"num_inference_steps": 5}, FAMILIES[name].off):
         assert expect(accelerated, name, **changed)["reused"]
+    callback = "callback" if name == "pixart" else "callback_on_step_end"
     with pytest.raises(ZeroDivisionError):
-        accelerated(**FAMILIES[name].call(), callback_on_step_end=lambda *_: 1 / 0)
+        accelerated(**FAMILIES[name].call(), **{callback: lambda *_: 1 / 0})
     expect(accelerated, name)
 
 
@@ -167,44 +176,43 @@ def test_lora_on_keys_and_values(name):
     expect(accelerated, name)
 
 
-def test_lora_switched_by_a_callback():
-    pipe = tiny("sd")
-    lora(pipe.unet, "one", 1)
-    lora(pipe.unet, "two", 2)
-    accelerated = cached(pipe)
-    switches = (
-        lambda pipe, _: pipe.unet.set_adapters("two"),
-        lambda pipe, _: pipe.unet.set_adapters("one", 0.25),
-        lambda pipe, _: pipe.unet.disable_adapters(),
-        lambda pipe, _: pipe.unet.fuse_lora(),
-    )
-    for switch in switches:
-        pictures = []
-        for call in accelerated, pipe:
-            pipe.unet.enable_adapters()
-            pipe.unet.set_adapters("one")
-            pictures.append(image(call, "sd", num_inference_steps=4, **at_step(1, switch)))
-            pipe.unet.unfuse_lora()
-        assert torch.equal(*pictures)
-        pipe.unet.enable_adapters()
+SWITCHES = {
+    "another": lambda pipe, _: pipe.unet.set_adapters("two"),
+    "rescaled": lambda pipe, _: pipe.unet.set_adapters("one", 0.25),
+    "off": lambda pipe, _: pipe.unet.disable_adapters(),
+    "fused": lambda pipe, _: pipe.unet.fuse_lora(0.5),
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_lora_switched_by_a_callback(switch):
+    def picture(wrap, **changed):
+        pipe = tiny("sd")
+        lora(pipe.unet, "one", 1)
+        lora(pipe.unet, "two", 2)
         pipe.unet.set_adapters("one")
-        assert not torch.equal(pictures[0], image(pipe, "sd", num_inference_steps=4))
+        return image(wrap(pipe), "sd", num_inference_steps=4, **changed)
+
+    plain = picture(lambda pipe: pipe, **at_step(1, SWITCHES[switch]))
+    assert torch.equal(picture(cached, **at_step(1, SWITCHES[switch])), plain)
+    assert not torch.equal(picture(cached), plain)
 
 
 def test_weights_changed_in_place_between_and_within_calls():
     pipe = tiny("pixart")
     accelerated = cached(pipe)
     expect(accelerated, "pixart")
-    weights = pipe.transformer.caption_projection.linear_1.weight, pipe.transformer.transformer_blocks[1].attn2.to_v.weight
+    model = pipe.transformer
+    weights = model.caption_projection.linear_1.weight, model.transformer_blocks[1].attn2.to_v.weight
     for weight in weights:
         with torch.no_grad():
             weight.mul_(1.5)
         expect(accelerated, "pixart")
     pictures = []
-    for call in accelerated, pipe:
+    for caller in accelerated, pipe:
         kept = weights[1].detach().clone()
         change = lambda step, *_: weights[1].detach().mul_(1.5) if step == 1 else None  # noqa: E731
-        pictures.append(image(call, "pixart", callback=change))
+        pictures.append(image(caller, "pixart", callback=change))
         weights[1].detach().copy_(kept)
     assert torch.equal(*pictures)
     assert not torch.equal(pictures[0], image(pipe, "pixart"))
@@ -228,7 +236,7 @@ def test_ip_adapter():
     pipe = tiny("sd")
     width = pipe.unet.config.cross_attention_dim
     state = {}
-    for index, (path, processor) in enumerate(pipe.unet.attn_processors.items()):
+    for index, path in enumerate(pipe.unet.attn_processors):
         if path.endswith("attn2.processor"):
             size = pipe.unet.get_submodule(path.removesuffix(".processor")).to_k.out_features
             state |= {f"{index}.to_{kind}_ip.weight": torch.randn(size, width) for kind in "kv"}
@@ -266,7 +274,7 @@ def test_inference_mode_is_exact_and_says_that_nothing_was_reused():
     accelerated = cached(pipe)
     plain = image(pipe, "sd")
     with torch.inference_mode():
-        result = accelerated.run(**FAMILIES["sd"].call())
+        result = accelerated.run(**call("sd"))
     assert torch.equal(result.output[0], plain)
     assert "inference mode" in result.report.notes[0] and not result.report.counts["cross_attention_cache"]["reused"]
 
@@ -291,7 +299,8 @@ def test_threads():
 
 
 def texts(count, grad=False):
-    return [torch.randn(1, 7, 32, generator=torch.Generator().manual_seed(i)).requires_grad_(grad) for i in range(count)]
+    seeds = [torch.Generator().manual_seed(i) for i in range(count)]
+    return [torch.randn(1, 7, 32, generator=seed).requires_grad_(grad) for seed in seeds]
 
 
 def test_own_loop_is_bounded_and_exact():

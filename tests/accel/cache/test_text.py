@@ -176,7 +176,7 @@ def test_store_holds_max_bytes_of_the_most_recently_used():
 def test_max_bytes_in_a_pipeline():
     pair = 2 * 32 * 32 * 4  # prompt and negative prompt, 32 tokens of width 32, float32
     accelerated = cached(tiny("sd"), max_bytes=2 * pair)
-    for prompt, found in ("a", "misses"), ("b", "misses"), ("a", "hits"), ("c", "misses"), ("a", "hits"), ("b", "misses"):
+    for prompt, found in zip("abacab", ("misses", "misses", "hits", "misses", "hits", "misses"), strict=True):
         expect(accelerated, "sd", {found: 1}, prompt=prompt)
     accelerated = cached(tiny("sd"), max_bytes=pair - 1)
     for _ in range(2):

@@ -1,0 +1,129 @@
+"""`fewstep sweep` and `fewstep demo`."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Model = Annotated[str, typer.Option(help="emoji-unet, a pipeline folder, or a hub id")]
+Json = Annotated[bool, typer.Option("--json", help="print the rows as JSON, without tables and bars")]
+SCHEDULERS = "ddim,euler,dpmpp_2m,unipc,deis,heun"
+
+
+def sweep(
+    model: Model = "emoji-unet",
+    schedulers: Annotated[str, typer.Option(help="names, with commas")] = SCHEDULERS,
+    steps: Annotated[str, typer.Option(help="numbers, with commas")] = "2,4,6,10,20,50",
+    guidance: Annotated[str, typer.Option(help="guidance scales, with commas")] = "3",
+    recipes: Annotated[str, typer.Option(help="plain, presets or recipe.json files, with commas")] = "plain",
+    count: Annotated[int, typer.Option(min=4, help="pictures a setting")] = 100,
+    repeats: Annotated[int, typer.Option(min=2, help="timed calls a setting")] = 5,
+    prompts: Annotated[Path | None, typer.Option(help="a text file, one prompt a line; needed for other models")] = None,
+    split: Annotated[str, typer.Option(help="captions of emoji-unet: train or test")] = "train",
+    seed: Annotated[int, typer.Option(help="draws the captions; picture k starts from seed + k")] = 0,
+    out: Annotated[Path, typer.Option(help="folder of the results; a sweep that stopped goes on there")] = Path("sweep"),
+    as_json: Json = False,
+) -> None:
+    """Schedulers x steps x guidance x recipes: quality and speed of each, CSV, JSON and an HTML report."""
+    import torch
+
+    from ..accel.zoo import embedded
+    from .prompts import choose
+    from .report import write
+    from .sweep import Sweep, SweepConfig
+
+    config = SweepConfig(
+        schedulers=words(schedulers),
+        steps=numbers("--steps", steps, int),
+        guidance=numbers("--guidance", guidance, float),
+        recipes=words(recipes),
+        count=count,
+        repeats=repeats,
+        seed=seed,
+    )
+    chosen = choose(model, prompts, split, count, seed)
+    torch.set_num_threads(1)  # a busy neighbour slows two threads far more than one
+    pipe = embedded.load(model)
+    pipe.set_progress_bar_config(disable=True)
+    rows = Sweep(pipe, chosen, config, out).run(bar(not as_json))
+    write(rows, out)
+    show(rows, as_json)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="folder for the picture and the table")] = Path("demo"),
+    recipe: Annotated[str, typer.Option(help="the accelerated row: a preset or a recipe.json")] = "balanced",
+    count: Annotated[int, typer.Option(min=1, help="captions")] = 8,
+    seed: Annotated[int, typer.Option(help="draws the captions and the noise")] = 0,
+    as_json: Json = False,
+) -> None:
+    """The embedded model on a handful of captions, plain beside accelerated: a picture and a table."""
+    from .demo import run
+
+    run(out, recipe, count, seed, as_json)
+
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
+    from ..accel.errors import InvalidConfig
+
+    try:
+        found = tuple(kind(part) for part in words(text))
+    except ValueError:
+        raise InvalidConfig(f"{option} {text!r} must be numbers with commas, for instance 4,8,20") from None
+    if not found or min(found) <= 0:
+        raise InvalidConfig(f"{option} {text!r} must hold positive numbers")
+    return found
+
+
+def bar(shown: bool) -> Any:
+    """Goes through settings, with a progress bar that names the one in work."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    def through(settings: Sequence[Any]) -> Iterator[Any]:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, disable=not shown) as progress:
+            task = progress.add_task("", total=len(settings))
+            for setting in settings:
+                progress.update(task, description=setting.key)
+                yield setting
+                progress.advance(task)
+
+    return through
+
+
+# Column of a row, its heading, its format.
+COLUMNS = (
+    ("latency_s_p50", "s", ".3f"),
+    ("speedup", "x", ".2f"),
+    ("nfe", "nfe", "d"),
+    ("psnr", "psnr", ".1f"),
+    ("ssim", "ssim", ".3f"),
+    ("perceptual", "perceptual", ".2f"),
+    ("kid", "kid", ".4f"),
+    ("top1", "top-1", ".2f"),
+    ("top5", "top-5", ".2f"),
+)
+
+
+def show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if as_json:
+        typer.echo(json.dumps(list(rows), indent=1))
+        return
+    present = [c for c in COLUMNS if any(c[0] in row for row in rows)]
+    table = Table("setting", *(heading for _, heading, _ in present))
+    for row in rows:
+        cells = [format(row[name], form) if name in row else "" for name, _, form in present]
+        table.add_row(row["key"], *(cells if "refused" not in row else [row["refused"]]))
+    floors = next((row for row in rows if "psnr_floor" in row), {})
+    cells = [format(floors[f"{name}_floor"], form) if f"{name}_floor" in floors else "" for name, _, form in present]
+    table.add_row("floor: the reference under other seeds", *cells, style="dim")
+    Console().print(table)
