@@ -177,7 +177,9 @@ def build(source: Any, cls: type, kind: str, facts: Mapping[str, Any], options: 
         return from_pure_noise(construct(cls, settings))
     if not hasattr(source, "alphas_cumprod"):
         return construct(cls, settings)
-    return with_levels(cls, settings, None if set(options) & set(LEVELS) else levels_of(source, facts))
+    levels = None if set(options) & set(LEVELS) else levels_of(source, facts)
+    refuse_epsilon_without_signal(settings, levels)
+    return with_levels(cls, settings, levels)
 
 
 def construct(cls: type, settings: Mapping[str, Any]) -> Any:
@@ -195,29 +197,36 @@ def levels_of(source: Any, facts: Mapping[str, Any]) -> Tensor:
     return levels
 
 
+def refuse_epsilon_without_signal(settings: Mapping[str, Any], levels: Tensor | None) -> None:
+    none_left = settings.get("rescale_betas_zero_snr") or (levels is not None and levels[-1] == 0)
+    if none_left and settings.get("prediction_type") == "epsilon":
+        raise Unsupported(
+            "a model that starts from pure noise (rescale_betas_zero_snr) cannot be sampled by its noise prediction, "
+            "which says nothing there: its scheduler needs prediction_type='v_prediction' or 'sample'"
+        )
+
+
 def betas_of(levels: Tensor) -> Tensor:
     return 1 - torch.cat([levels[:1], levels[1:] / levels[:-1]])
 
 
 def with_levels(cls: type, settings: dict[str, Any], levels: Tensor | None) -> Any:
     """A `cls` that has these noise levels: by its own fields if they give them, otherwise by a list of betas."""
-    zero_snr = levels is not None and bool(levels[-1] <= FLOOR)
-    if zero_snr and settings.get("prediction_type") == "epsilon":
-        raise Unsupported(
-            "a model that starts from pure noise (rescale_betas_zero_snr) cannot be sampled by its noise prediction, "
-            "which says nothing there: its scheduler needs prediction_type='v_prediction' or 'sample'"
-        )
     try:
         made = construct(cls, settings)
-        if levels is None or torch.allclose(made.alphas_cumprod.double(), levels, rtol=1e-4, atol=2 * FLOOR):
-            return from_pure_noise(made) if zero_snr else made
-    except NotImplementedError:  # a beta_schedule that this class does not have
+    except NotImplementedError as error:  # a beta_schedule that this class does not have
         if levels is None:
-            raise
-    floored = levels.clamp_min(FLOOR)
-    named = {"trained_betas": betas_of(floored).tolist(), "rescale_betas_zero_snr": False, "snr_shift_scale": 1.0}
-    made = construct(cls, settings | {k: v for k, v in named.items() if k in fields(cls)})
-    return from_pure_noise(made) if zero_snr else made
+            raise Unsupported(f"{cls.__name__} refuses these settings: {error}") from error
+        made = None
+    if made is None or (levels is not None and not same(made.alphas_cumprod, levels)):
+        betas = betas_of(levels.clamp_min(FLOOR)).tolist()
+        named = {"trained_betas": betas, "rescale_betas_zero_snr": False, "snr_shift_scale": 1.0}
+        made = construct(cls, settings | {k: v for k, v in named.items() if k in fields(cls)})
+    return from_pure_noise(made) if made.alphas_cumprod[-1] < 1.5 * FLOOR else made
+
+
+def same(levels: Tensor, wanted: Tensor) -> bool:
+    return torch.allclose(levels.double().cpu(), wanted, rtol=1e-4, atol=2 * FLOOR)
 
 
 def refuse_faults(made: Any) -> None:

@@ -1,17 +1,20 @@
 """SwapScheduler: another solver for the pipeline's steps.
 
-What        Calls sample with any of diffusers' schedulers; the pipeline and its saved folder keep their own.
-Pays when   A second-order solver (dpmpp_2m, unipc, deis) reaches in 8 to 20 steps what DDIM or Euler reach in 30 to 50.
-Hurts when  Few-step students (LCM, turbo): they were trained for their own scheduler. heun and kdpm2 evaluate the
-            denoiser twice a step. deis stops at the model's smallest noise level, about 3 % of noise, and is less exact
-            than flow_euler on a flow. ddim at a number of steps that does not divide the training steps goes to other
-            levels than its next call is for; euler is the same solver without this.
-Exact?      No: another path from the same noise. Swapping to the scheduler that the pipeline has changes nothing.
-Settings    `scheduler`: a name of the table or a diffusers class; `options`: fields of its constructor. The
-            number of steps stands in the recipe: Recipe(SwapScheduler("unipc"), num_inference_steps=10).
-Source      DDIM 2010.02502, Karras 2206.00364, DPM-Solver++ 2211.01095, UniPC 2302.04867, DEIS 2204.13902, zero
-            terminal SNR 2305.08891. Settings of the old scheduler are carried over by meaning, see conversion.py.
-Measured    pending
+*What* calls sample with another of diffusers' schedulers; the pipeline and its saved folder keep their own.
+*Pays when* a second-order solver (dpmpp_2m, unipc) comes in fewer steps as close as DDIM or Euler does in many.
+*Hurts when* the model is a few-step student (LCM, turbo), trained for its own scheduler. heun and kdpm2 evaluate the
+denoiser twice a step. deis stops at the model's smallest noise level, about 3 % of noise, and is less exact than
+flow_euler on a flow. ddim at a number of steps that does not divide the training steps goes to slightly other levels
+than its next call is for; euler is the same solver without this.
+*Exact?* no: another path from the same noise. Swapping to the class that the pipeline has changes nothing.
+*Settings* `scheduler`: a name of the table or a diffusers class; `options`: fields of its constructor, over those that
+are carried from the old scheduler by meaning (conversion.py). The number of steps stands in the recipe:
+`Recipe(SwapScheduler("unipc"), num_inference_steps=10)`.
+*Source* DDIM arXiv:2010.02502, Heun arXiv:2206.00364, DPM-Solver++ arXiv:2211.01095, UniPC arXiv:2302.04867, DEIS
+arXiv:2204.13902, zero terminal SNR arXiv:2305.08891.
+*Measured* root mean square distance to the exact solution for Gaussian data (spread 0.85), v-prediction from pure
+noise, 10 steps: euler 0.124, dpmpp_2m 0.083, unipc 0.078, deis 0.075, heun 0.071 with 19 evaluations; euler needs 20
+steps for 0.072. On pictures: not measured here.
 """
 
 import json

@@ -21,7 +21,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from inspect import signature
+from inspect import BoundArguments, signature
 from itertools import count
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -39,7 +39,8 @@ from ..technique import Claim, Fidelity, Stage, Technique
 from .fingerprint import dropouts, fingerprint
 
 PLAIN = (str, int, float, bool, type(None), torch.device, torch.dtype)
-MORE_ENCODERS = ("projection_model", "language_model")  # Stable Audio, AudioLDM2
+# What else encodes, or is returned: in Stable Audio, AudioLDM2, VQ Diffusion.
+MORE_ENCODERS = ("projection_model", "language_model", "learned_classifier_free_sampling_embeddings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +59,19 @@ class TextCache(Technique):
             raise InvalidRecipe(f"TextCache: max_bytes is {self.max_bytes}; give the bytes to keep, more than 0")
 
     def check(self, target: Target) -> None:
-        pipe = target.need_pipeline("TextCache")
-        if not hasattr(type(pipe), "encode_prompt"):
+        if encoding_method(target.need_pipeline("TextCache")) is None:
             raise Unsupported(f"TextCache needs a pipeline with encode_prompt; {target.label} has none: leave it out")
 
     def apply(self, target: Target, patches: Patches) -> None:
-        store = Store(self.max_bytes)
-        serial = Serial()
+        store, serial = Store(self.max_bytes), Serial()
+        name = encoding_method(target.pipe) or ""
+        encode = signature(getattr(type(target.pipe), name))
 
         def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             """Calls come one at a time: the view locks whatever encodes."""
             run = open_run()
-            key = call_key(run.slot("view", lambda: None), serial, args, kwargs)
+            view = run.slot("view", lambda: None)
+            key = call_key(view, serial, encode.bind(view, *args, **kwargs))
             if key is None:
                 run.count(self.name, "bypassed")
                 return inner(*args, **kwargs)
@@ -82,7 +84,12 @@ class TextCache(Technique):
                 store.put(key, copied(output))
             return output
 
-        patches.wrap_method(target.pipe, "encode_prompt", around)
+        patches.wrap_method(target.pipe, name, around)
+
+
+def encoding_method(pipe: Any) -> str | None:
+    """The older name is a deprecated alias where there are both."""
+    return next((name for name in ("encode_prompt", "_encode_prompt") if hasattr(type(pipe), name)), None)
 
 
 class Store:
@@ -122,9 +129,8 @@ class Serial:
         return self.numbers[value]
 
 
-def call_key(pipe: Any, serial: Serial, args: Any, kwargs: Any) -> bytes | None:
+def call_key(pipe: Any, serial: Serial, bound: BoundArguments) -> bytes | None:
     """What this call's embeddings depend on, or None if they are not to be kept."""
-    bound = signature(type(pipe).encode_prompt).bind(pipe, *args, **kwargs)
     bound.apply_defaults()
     given = dict(list(bound.arguments.items())[1:])
     # A LoRA scale is multiplied into the encoder's layers and divided out again, which may leave them changed.
@@ -175,7 +181,8 @@ def numerics(pipe: Any) -> tuple[Any, ...]:
     device = pipe._execution_device
     castable = torch.amp.is_autocast_available(device.type)
     autocast = castable and torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
-    attention = [getattr(m.config, "_attn_implementation", None) for m in text_modules(pipe).values()]
+    configs = [getattr(module, "config", None) for module in text_modules(pipe).values()]
+    attention = [getattr(config, "_attn_implementation", None) for config in configs]
     dtypes = [getattr(part, "dtype", None) for part in anatomy.denoisers(pipe).values()]
     return device, autocast, attention, dtypes, torch.get_float32_matmul_precision(), torch.get_num_threads()
 

