@@ -42,6 +42,9 @@ PLAIN = (str, int, float, bool, type(None), torch.device, torch.dtype)
 # What else encodes, or is returned: in Stable Audio, AudioLDM2, VQ Diffusion.
 MORE_ENCODERS = ("projection_model", "language_model", "learned_classifier_free_sampling_embeddings")
 
+# Pipelines that set their tokenizer's padding side before they use it: what it was, or is after, says nothing.
+PADS_ITSELF = ("Sana", "LTX2")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextCache(Technique):
@@ -162,9 +165,10 @@ def tokenizer_state(pipe: Any, serial: Serial) -> list[tuple[Any, ...]]:
     """Textual inversions add tokens."""
     found: dict[str, Any] = dict(vars(pipe))
     found |= {name: getattr(p, "tokenizer", None) for name, p in found.items() if isinstance(p, ProcessorMixin)}
+    settled = type(pipe).__name__.startswith(PADS_ITSELF)
     tokenizers: dict[str, Any] = {n: t for n, t in found.items() if isinstance(t, PreTrainedTokenizerBase)}
     return [
-        (name, serial(t), sorted(t.get_added_vocab().items()), len(t), t.model_max_length, t.padding_side)
+        (name, serial(t), sorted(t.get_added_vocab().items()), len(t), t.model_max_length, settled or t.padding_side)
         for name, t in tokenizers.items()
     ]
 
