@@ -19,6 +19,10 @@ from .target import Target
 from .view import lock_of, make_view, settle, view_class
 
 
+BARE_PIPELINE = "this pipeline was called directly and runs plain: call the AcceleratedPipeline made from it"
+BARE_LOOP = "this denoiser was called outside of a run and works plain: open `with fewstep.run(scheduler):`"
+
+
 class Attachment:
     """What `AcceleratedPipeline` and `accelerate` hold: the recipe, its patches, and the calls in flight."""
 
@@ -98,7 +102,7 @@ class Attachment:
         with self.lock:
             if self.calls and (exclusive or self.exclusive):
                 raise Unsupported(
-                    "a call with an offloaded model or a LoRA scale of its own changes the shared model while it runs: "
+                    "a call with an offloaded model, a LoRA scale or PAG changes the shared model while it runs: "
                     "wait for the other call to end, or use one pipeline a thread"
                 )
             self.refresh()
@@ -127,11 +131,10 @@ class Attachment:
             self.patches.wrap_forward(module, observer(module, name))
             if hasattr(module, "cache_context"):
                 self.patches.wrap_method(module, "cache_context", named_context)
+        for module in self.target.denoisers.values():
+            Dispatcher.on(module, "forward").bare_warning = BARE_LOOP if self.pipe is None else BARE_PIPELINE
         if self.pipe is None:
             return
-        warning = "this pipeline was called directly and runs plain: call the AcceleratedPipeline made from it"
-        for module in self.target.denoisers.values():
-            Dispatcher.on(module, "forward").bare_warning = warning
         if hasattr(type(self.pipe), "encode_prompt"):
             self.patches.wrap_method(self.pipe, "encode_prompt", timed_text)
         for decoder in self.target.decoders.values():
@@ -264,7 +267,8 @@ def end_memory(run: Run) -> None:
 def needs_the_model_alone(target: Target, kwargs: dict[str, Any]) -> bool:
     scales = [kwargs.get(n) or {} for n in ("cross_attention_kwargs", "joint_attention_kwargs", "attention_kwargs")]
     offloaded = any(hasattr(module, "_hf_hook") for module in target.denoisers.values())
-    return offloaded or any("scale" in scale for scale in scales)
+    swaps_processors = hasattr(target.pipe, "pag_attn_processors")  # on the shared denoiser, for the length of a call
+    return offloaded or swaps_processors or any("scale" in scale for scale in scales)
 
 
 def refuse_compiled(module: nn.Module) -> None:

@@ -38,7 +38,7 @@ def generate(
     if dtype not in ("float32", "bfloat16", "float16"):
         raise InvalidConfig(f"--dtype {dtype!r} is not one of float32, bfloat16, float16")
     place = device or best_device()
-    pipe = embedded.load(model, torch_dtype=getattr(torch, dtype)).to(place)
+    pipe = embedded.load(model, dtype=getattr(torch, dtype)).to(place)
     pipe.set_progress_bar_config(disable=as_json)
     fast = AcceleratedPipeline(pipe, Recipe() if recipe == "plain" else recipe)
     rows = [prompt for prompt in prompts for _ in range(count)]

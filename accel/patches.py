@@ -216,7 +216,8 @@ class Patches:
     def wrapped(self, module: nn.Module) -> bool:
         """Whether some attachment wraps this module or one inside it."""
         return any(
-            isinstance(bottom(m, "forward").value, Dispatcher) or any(isinstance(v, Dispatcher) for v in vars(m).values())
+            isinstance(bottom(m, "forward").value, Dispatcher)
+            or any(isinstance(v, Dispatcher) for v in vars(m).values())
             for m in module.modules()
         )
 

@@ -6,6 +6,8 @@ balanced  adds a second-order solver and fewer steps
 fast      fewer still
 """
 
+from typing import Any
+
 from .cache.cross_attention import CrossAttentionCache
 from .cache.text import TextCache
 from .errors import InvalidRecipe, Unsupported
@@ -38,8 +40,15 @@ def preset(name: str, target: Target) -> Recipe:
 
 
 def works(technique: Technique, target: Target) -> bool:
+    """Whether it can run there. A flow keeps its own solver: second order was measured on models with betas only."""
+    if isinstance(technique, SwapScheduler) and is_flow(getattr(target.pipe, "scheduler", None)):
+        return False
     try:
         technique.check(target)
     except Unsupported:
         return False
     return True
+
+
+def is_flow(scheduler: Any) -> bool:
+    return not hasattr(scheduler, "alphas_cumprod") or bool(getattr(scheduler.config, "use_flow_sigmas", False))

@@ -50,9 +50,9 @@ def main(
         images = generate(fast, setting, prompts.captions, range(count), batch_size=20)
         found[split] = meaning(images, prompts) | {"ceiling": ceiling(pipe, emoji, split, count)}
         found[split] |= distances(images) if split == "train" else {}
-        grid([*images[:20].split(5)], ["\n".join(wrap(prompts.captions[i : i + 5])) for i in range(0, 20, 5)], 330).save(
-            out / f"emoji-unet-{split}.png"
-        )
+        grid(
+            [*images[:20].split(5)], ["\n".join(wrap(prompts.captions[i : i + 5])) for i in range(0, 20, 5)], 330
+        ).save(out / f"emoji-unet-{split}.png")
     (out / "emoji-unet.json").write_text(json.dumps(found, indent=1) + "\n")
     typer.echo(json.dumps(found, indent=1))
 

@@ -64,7 +64,9 @@ def measure(name: str, repeats: int, count: int) -> dict[str, Any]:
     prompts = drawn("train", count, 0).captions
     own = {} if "num_inference_steps" in fast.recipe.defaults else {"num_inference_steps": STEPS}
     speed = compare(
-        lambda: call(stock, prompts[:1], num_inference_steps=STEPS), lambda: call(fast, prompts[:1], **own), repeats=repeats
+        lambda: call(stock, prompts[:1], num_inference_steps=STEPS),
+        lambda: call(fast, prompts[:1], **own),
+        repeats=repeats,
     )
     plain, found = call(stock, prompts, num_inference_steps=STEPS), call(fast, prompts, **own)
     return {

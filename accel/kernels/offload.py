@@ -21,6 +21,6 @@ def refuse_offloaded(technique: str, modules: Iterable[nn.Module]) -> None:
     for module in modules:
         if hooked_inside(module) or any(parameter.is_meta for parameter in module.parameters()):
             raise Unsupported(
-                f"{technique} cannot reach the weights of {type(module).__name__}, which hooks inside it move or cast: use "
-                "enable_model_cpu_offload instead of sequential or group offload"
+                f"{technique} cannot reach the weights of {type(module).__name__}, which hooks inside it move or cast: "
+                "use enable_model_cpu_offload instead of sequential or group offload"
             )

@@ -1,17 +1,21 @@
 """Bfloat16: the denoiser computes in bfloat16; everything around it stays as it was.
 
-What: parameters and buffers of the denoisers (and of the decoder's network with `decoder=True`) become bfloat16. Hooks at
-    its boundary cast what goes in and give back the dtype that the model had: latents, scheduler and guidance stay float32,
-    and so do timesteps, position ids and rotary tables. What diffusers keeps in float32 stays (`_keep_in_fp32_modules`:
-    norms and time embedding of Wan, ...). The text encoders stay float32: they run once a prompt.
-Pays when: matrix products dominate, on hardware that has bfloat16; half the memory everywhere.
+What: parameters and buffers of the denoisers become bfloat16. Hooks at their boundary cast what goes in and give back
+    float32: latents, scheduler and guidance stay float32, and so do timesteps, position ids and rotary tables. What
+    diffusers keeps in float32 stays (norms and time embedding of Wan; the report names it). Text encoders and decoders
+    stay too: they run once a call, and a decoder's rounding is seen in the picture.
+Pays when: matrix products dominate, on hardware that has bfloat16; half the memory of the denoiser everywhere.
 Hurts when: the hardware emulates it (refused), or a picture hangs on the last bits.
-Exact?: no: 8 bits of mantissa. A stated PSNR.
-Settings: `decoder`, off: its 8 bits are the picture's 8 bits.
+Exact?: no: 8 bits of mantissa. On 21 families of tiny pipelines and random weights the pictures are within
+    46-62 dB of float32's (peak to peak), 50 dB or more but for CogVideoX (46) and DDPM, which draws noise in it (48).
+Settings: none. A decoder in bfloat16 was tried: 1-12 dB less, and no faster.
 Source: Kalamkar et al. 2019, arXiv:1905.12322.
-Measured: MEASURED
+Measured: UNet of 96-160 channels, 8x8 latents, guided batch 2, 25 steps and the decoder, one thread of a Zen 5 CPU
+    (AVX-512 BF16), medians of 12 interleaved calls, CPU time of the whole call: 1.17x at 56 dB; with ChannelsLast and
+    CompileBlocks 1.60x at 59 dB, where those two alone give 1.34x.
 """
 
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -30,10 +34,9 @@ if TYPE_CHECKING:
     from ..patches import Patches
     from ..target import Target
 
-# Arguments that bfloat16 would spoil: positions beyond 256 and timesteps are not representable. A decoder's feature
-# cache is written by the decoder itself.
-KEPT_ARGUMENTS = frozenset(
-    "timestep timesteps t sigma guidance img_ids txt_ids ids time_ids image_rotary_emb freqs_cis feat_cache".split()
+# Arguments that bfloat16 would spoil: it holds no integer beyond 256 exactly, so neither positions nor timesteps.
+KEPT_ARGUMENTS = frozenset({"timestep", "timesteps", "t", "sigma", "guidance"}) | frozenset(
+    {"img_ids", "txt_ids", "time_ids", "image_rotary_emb", "freqs_cis"}
 )
 
 
@@ -44,20 +47,18 @@ class Bfloat16(Technique):
     name = "bfloat16"
     stage = Stage.CAST
     fidelity = Fidelity.PRECISION
-    claims = frozenset({Claim("dtype"), Claim("dtype", "decoder")})
-
-    decoder: bool = False
+    claims = frozenset({Claim("dtype")})
 
     def check(self, target: "Target") -> None:
-        refuse_offloaded(type(self).__name__, self.modules(target))
+        refuse_offloaded(type(self).__name__, target.denoisers.values())
         for module in target.denoisers.values():
-            if not any(True for _ in castable(module)):
+            if next(castable(module), None) is None:
                 dtype = next(module.parameters()).dtype
                 raise Unsupported(f"Bfloat16 has nothing to do: {type(module).__name__} is in {dtype} already")
             need_hardware(next(module.parameters()).device)
 
     def apply(self, target: "Target", patches: "Patches") -> None:
-        for module in self.modules(target):
+        for module in target.denoisers.values():
             for tensor in castable(module):
                 patches.set_data(tensor, tensor.data.to(torch.bfloat16), self.name)
             names = tuple(signature(type(module).forward).parameters)[1:]
@@ -70,10 +71,6 @@ class Bfloat16(Technique):
 
     def identity(self) -> None:
         return None
-
-    def modules(self, target: "Target") -> list[nn.Module]:
-        networks = [getattr(vae, "decoder", None) for vae in target.decoders.values()] if self.decoder else []
-        return [*target.denoisers.values(), *(n for n in networks if isinstance(n, nn.Module))]
 
 
 def castable(module: nn.Module) -> Iterator[Tensor]:
@@ -133,7 +130,7 @@ def need_hardware(device: torch.device) -> None:
 
 def cpu_has_bfloat16() -> bool:
     """AVX-512 BF16 or AMX; others than x86 are asked through oneDNN."""
-    if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "NO AVX", "AVX2", "AVX512"):
+    if platform.machine() in ("x86_64", "AMD64"):
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 

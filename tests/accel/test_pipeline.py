@@ -336,6 +336,16 @@ def test_a_lora_scale_across_threads_is_refused(outputs):
     assert len(refused) == 3 and "LoRA scale" in refused[0]
 
 
+def test_calls_of_a_pipeline_that_swaps_processors_are_exclusive():
+    fast = AcceleratedPipeline(tiny("sd_pag"), Recipe())
+    with (
+        fast.attachment.open_call({}),
+        pytest.raises(Unsupported, match="PAG"),
+        fast.attachment.open_call({}),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_model_offload_before_and_after(when, outputs, monkeypatch):
     """accelerate's hooks, put back by diffusers at the end of every call."""

@@ -1,11 +1,14 @@
 """CompileBlocks: which regions are compiled, how often, and that nothing of it is met outside its calls."""
 
-import gc
-import weakref
+import inspect
 from dataclasses import dataclass
 
 import pytest
 import torch
+from accelerate import hooks as accelerate_hooks
+from diffusers import DiTTransformer2DModel, UNet2DConditionModel
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
 from fewstep import AcceleratedPipeline, Recipe, Unsupported, accelerate, release, run
 from fewstep.accel.kernels import compile as compiling
 from fewstep.accel.kernels.compile import CompileBlocks, regions, repeated
@@ -48,44 +51,56 @@ def compiled(fast, family, **changes):
     return fast.run(**FAMILIES[family].call() | changes).report.recompiles
 
 
+def small(seed=0):
+    """Stable Diffusion with a UNet of one level, traced in a second."""
+    pipe = tiny("sd", seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        sizes = {"sample_size": 16, "block_out_channels": (16,), "layers_per_block": 1, "cross_attention_dim": 32}
+        kinds = {"down_block_types": ("CrossAttnDownBlock2D",), "up_block_types": ("CrossAttnUpBlock2D",)}
+        pipe.unet = UNet2DConditionModel(attention_head_dim=4, norm_num_groups=4, **sizes, **kinds).eval()
+    return pipe
+
+
 def regions_of(fast):
     patches = fast.attachment.patches
     return [d.owner for d in patches._dispatchers if fast.attachment in d.cores]
 
 
-@pytest.mark.parametrize("family", ["sd", "sdxl", "dit", "sd3", "flux", "sana", "wan22", "qwen_image", "z_image"])
+@pytest.mark.parametrize("family", ["sd", "dit", "pixart", "flux", "sana", "wan22", "qwen_image", "z_image"])
 def test_same_bits_and_no_second_compilation(family, outputs):
     pipe = tiny(family)
     plain = outputs(pipe, family)
-    before = {name: set(vars(m)) for name, m in next(iter(pipe.components.values())).named_modules()} if 0 else None
     fast = AcceleratedPipeline(pipe, Recipe(EAGER))
     assert compiled(fast, family) > 0
     assert compiled(fast, family) == 0
     assert torch.equal(outputs(fast, family), plain)
     fast.detach()
-    assert before is None and torch.equal(outputs(pipe, family), plain)
+    assert torch.equal(outputs(pipe, family), plain)
     parts = [p for p in pipe.components.values() if isinstance(p, torch.nn.Module)]
     assert not any("forward" in vars(module) for part in parts for module in part.modules())
 
 
 def test_a_unet_is_one_region_and_one_graph():
-    fast = AcceleratedPipeline(tiny("sd"), Recipe(EAGER))
+    fast = AcceleratedPipeline(small(), Recipe(EAGER))
     assert regions_of(fast) == [fast.unet]
     assert compiled(fast, "sd") == 1
 
 
-def test_equal_blocks_share_one_graph():
-    """Two double and two single blocks; eight of each would be two graphs as well."""
-    fast = AcceleratedPipeline(tiny("flux"), Recipe(EAGER))
-    blocks = [*fast.transformer.transformer_blocks, *fast.transformer.single_transformer_blocks]
-    assert regions_of(fast) == blocks
-    assert compiled(fast, "flux") == 2
+def test_equal_blocks_share_graphs():
+    """Two for five blocks: the patch embedding gives the first one transposed strides."""
+    model = DiTTransformer2DModel(num_layers=5, num_attention_heads=2, attention_head_dim=8, sample_size=16).eval()
+    accelerate(model, Recipe(EAGER))
+    with run() as state, torch.no_grad():
+        model(torch.randn(2, 4, 16, 16), torch.tensor([3, 3]), torch.tensor([1, 1000]))
+    release(model)
+    assert state.report.recompiles == 2
 
 
-@pytest.mark.parametrize("kind", ["BasicTransformerBlock", "ResnetBlock2D", "CrossAttnUpBlock2D", "UNet2DConditionModel"])
+@pytest.mark.parametrize("kind", ["BasicTransformerBlock", "ResnetBlock2D", "CrossAttnUpBlock2D"])
 def test_wrappers_stay_outside_the_regions(kind, outputs):
     """No region holds a wrapper, every wrapper is called, and what is compiled covers the convolutions."""
-    pipe = tiny("sd")
+    pipe = small()
     plain = outputs(pipe, "sd")
     fast = AcceleratedPipeline(pipe, Recipe(EAGER, Spy(kind=kind)))
     chosen, patches = regions_of(fast), fast.attachment.patches
@@ -101,8 +116,9 @@ def test_wrappers_stay_outside_the_regions(kind, outputs):
 
 def test_another_batch_size_and_step_count(outputs):
     """Right for all; sizes become dynamic after the second of them, so that a third compiles nothing."""
-    pipe = tiny("sd")
-    changes = [{}, {"height": 64}, {"height": 96, "width": 64}, {"num_images_per_prompt": 2}, {"num_inference_steps": 5}]
+    pipe = small()
+    sizes = [{}, {"height": 64}, {"height": 96, "width": 64}]
+    changes = [*sizes, {"num_images_per_prompt": 2}, {"num_inference_steps": 5}]
     plain = [outputs(pipe, "sd", **change) for change in changes]
     fast = AcceleratedPipeline(pipe, Recipe(EAGER))
     assert all(torch.equal(outputs(fast, "sd", **c), p) for c, p in zip(changes, plain, strict=True))
@@ -111,7 +127,7 @@ def test_another_batch_size_and_step_count(outputs):
 
 
 def test_a_bare_call_and_a_sibling_stay_eager():
-    pipe, x, text = tiny("sd"), torch.randn(2, 4, 16, 16), torch.randn(2, 5, 32)
+    pipe, x, text = small(), torch.randn(2, 4, 16, 16), torch.randn(2, 5, 32)
     sibling = type(pipe)(**pipe.components, requires_safety_checker=False)
     fast = AcceleratedPipeline(pipe, Recipe(EAGER))
     seen = []
@@ -125,7 +141,7 @@ def test_a_bare_call_and_a_sibling_stay_eager():
 
 
 def test_a_sibling_that_wraps_later_is_not_traced(outputs):
-    pipe = tiny("sd")
+    pipe = small()
     plain = outputs(pipe, "sd")
     fast = AcceleratedPipeline(pipe, Recipe(EAGER))
     other = AcceleratedPipeline(type(pipe)(**pipe.components, requires_safety_checker=False), Recipe(Spy()))
@@ -137,24 +153,24 @@ def test_a_sibling_that_wraps_later_is_not_traced(outputs):
 
 
 def test_graphs_go_with_the_attachment_and_the_users_own_stay():
-    pipe, x, text = tiny("sd"), torch.randn(2, 4, 16, 16), torch.randn(2, 5, 32)
+    pipe, x, text = small(), torch.randn(2, 4, 16, 16), torch.randn(2, 5, 32)
     graphs = []
 
     def mine(graph, inputs):
         graphs.append(graph)
         return graph
 
-    own = torch.compile(tiny("sd", seed=1).unet.forward, backend=mine)
+    own = torch.compile(small(1).unet.forward, backend=mine)
     with torch.no_grad():
         own(x, 3, text)
     fast = AcceleratedPipeline(pipe, Recipe(EAGER))
     assert compiled(fast, "sd") == 1
-    chain = fast.attachment.patches._dispatchers[0].cores[fast.attachment]
-    code = weakref.ref(chain.func.__closure__[0].cell_contents._torchdynamo_orig_callable.__code__)
-    del chain
+    dispatcher = next(d for d in fast.attachment.patches._dispatchers if d.cores)
+    held = inspect.getclosurevars(dispatcher.cores[fast.attachment].func).nonlocals
+    code = held["compiled"]._torchdynamo_orig_callable.__code__
+    assert len(_debug_get_cache_entry_list(code)) == 1
     fast.detach()
-    gc.collect()
-    assert code() is None
+    assert not _debug_get_cache_entry_list(code)
     with torch.no_grad():
         own(x, 3, text)
     assert len(graphs) == 1
@@ -162,7 +178,7 @@ def test_graphs_go_with_the_attachment_and_the_users_own_stay():
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_model_offload(when, outputs):
-    pipe = tiny("sd")
+    pipe = small()
     plain = outputs(pipe, "sd")
     if when == "before":
         pipe.enable_model_cpu_offload(device="cpu")
@@ -175,33 +191,32 @@ def test_model_offload(when, outputs):
     assert torch.equal(outputs(pipe, "sd"), plain)
 
 
-def test_sequential_offload_is_refused_before_and_noted_after(outputs):
-    pipe = tiny("sd")
+def test_offload_leaf_by_leaf_is_refused_before_and_noted_after(outputs):
+    pipe = small()
     plain = outputs(pipe, "sd")
     fast = AcceleratedPipeline(pipe, Recipe(EAGER))
-    fast.enable_sequential_cpu_offload(device="cpu")
+    accelerate_hooks.add_hook_to_module(pipe.unet.mid_block, accelerate_hooks.ModelHook())
     report = fast.run(**FAMILIES["sd"].call()).report
     assert report.recompiles == 0 and "offload" in report.notes[0]
     assert torch.equal(outputs(fast, "sd"), plain)
-    other = tiny("sd")
-    other.enable_sequential_cpu_offload(device="cpu")
+    fast.detach()
     with pytest.raises(Unsupported, match="enable_model_cpu_offload"):
-        AcceleratedPipeline(other, Recipe(EAGER))
+        AcceleratedPipeline(pipe, Recipe(EAGER))
 
 
 def test_refuses_what_cannot_compile(monkeypatch):
-    with pytest.raises(Unsupported, match="it has: .*inductor"):
-        AcceleratedPipeline(tiny("sd"), Recipe(CompileBlocks(backend="nonesuch")))
+    with pytest.raises(Unsupported, match=r"it has: .*inductor"):
+        AcceleratedPipeline(small(), Recipe(CompileBlocks(backend="nonesuch")))
     monkeypatch.setattr(torch._inductor.cpp_builder, "get_cpp_compiler", lambda: 1 / 0)
     with pytest.raises(Unsupported, match=r"install g\+\+"):
-        AcceleratedPipeline(tiny("sd"), Recipe(CompileBlocks()))
+        AcceleratedPipeline(small(), Recipe(CompileBlocks()))
 
 
 def test_a_lora_loaded_afterwards(outputs):
     pytest.importorskip("peft")
     from peft import LoraConfig
 
-    pipe, plain_pipe = tiny("sd"), tiny("sd")
+    pipe, plain_pipe = small(), small()
     fast = AcceleratedPipeline(pipe, Recipe(EAGER))
     assert compiled(fast, "sd") == 1
     for each in (fast, plain_pipe):
@@ -218,14 +233,14 @@ def test_another_attention_processor_is_seen():
     """Nothing that a user may change on the model is left out of the guards."""
     from diffusers.models.attention_processor import AttnProcessor
 
-    fast = AcceleratedPipeline(tiny("sd"), Recipe(EAGER))
+    fast = AcceleratedPipeline(small(), Recipe(EAGER))
     assert compiled(fast, "sd") == 1
     fast.unet.set_attn_processor(AttnProcessor())
     assert compiled(fast, "sd") == 1
 
 
 def test_own_loop():
-    pipe, x, text = tiny("sd"), torch.randn(2, 4, 16, 16), torch.randn(2, 5, 32)
+    pipe, x, text = small(), torch.randn(2, 4, 16, 16), torch.randn(2, 5, 32)
     with torch.no_grad():
         plain = pipe.unet(x, 3, text).sample
         accelerate(pipe.unet, Recipe(EAGER))
@@ -238,24 +253,23 @@ def test_own_loop():
 
 @pytest.mark.parametrize("recipe", [(ChannelsLast(),), (Bfloat16(),), (ChannelsLast(), Bfloat16())])
 def test_beneath_it_other_kernels(recipe, outputs):
-    pipe = tiny("sd")
+    pipe = small()
     alone = AcceleratedPipeline(pipe, Recipe(*recipe))
     expected = outputs(alone, "sd")
     alone.detach()
-    fast = AcceleratedPipeline(pipe, Recipe(*recipe, CompileBlocks(backend="eager", decoder=True)))
-    assert [compiled(fast, "sd"), compiled(fast, "sd")] == [2, 0]  # UNet and decoder
+    fast = AcceleratedPipeline(pipe, Recipe(*recipe, EAGER))
+    assert [compiled(fast, "sd"), compiled(fast, "sd")] == [1, 0]
     assert torch.equal(outputs(fast, "sd"), expected)
 
 
 def test_blocks_that_are_alike():
-    blocks = tiny("flux").transformer.transformer_blocks
-    assert repeated(tiny("flux").transformer)[:2] != list(blocks)
-    assert len(repeated(tiny("flux").transformer)) == 4
+    flux = tiny("flux").transformer
+    assert repeated(flux) == [*flux.transformer_blocks, *flux.single_transformer_blocks]
     assert repeated(tiny("sd").unet) == repeated(tiny("ddpm").unet) == []
 
 
 def test_a_region_has_parts_and_a_forward():
-    pipe, patches = tiny("sd"), Patches(object())
+    pipe, patches = small(), Patches(object())
     patches.wrap_forward(pipe.unet.mid_block, lambda inner, *args, **kwargs: inner(*args, **kwargs))
     found = list(regions(pipe.unet, patches))
     assert pipe.unet.mid_block in found and pipe.unet not in found
@@ -275,5 +289,5 @@ def test_inductor_on_one_block():
         with run() as state:
             found = [pipe.transformer(x, torch.tensor([3, 3]), text).sample for _ in range(2)]
         release(pipe.transformer)
-    assert state.report.recompiles == 1
+    assert state.report.recompiles == 2  # the first block and the others
     assert all((f - plain).norm() <= 1e-5 * plain.norm() for f in found)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from fewstep import AcceleratedPipeline, Recipe, Unsupported
 from fewstep.accel.kernels.memory_format import ChannelsLast, weights
 from fewstep.accel.zoo.tiny import FAMILIES, tiny

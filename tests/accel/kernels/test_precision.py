@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+
 from fewstep import AcceleratedPipeline, Recipe, Unsupported, accelerate, release
 from fewstep.accel.kernels import precision
 from fewstep.accel.kernels.memory_format import ChannelsLast
@@ -51,7 +52,7 @@ def test_close_pictures_and_exact_undo(family, outputs):
 def test_nothing_is_left_on_the_modules():
     pipe = tiny("sd")
     before = attributes(pipe)
-    AcceleratedPipeline(pipe, Recipe(Bfloat16(decoder=True))).detach()
+    AcceleratedPipeline(pipe, Recipe(Bfloat16())).detach()
     assert attributes(pipe) == before
 
 
@@ -66,16 +67,6 @@ def test_latents_stay_float32_and_the_network_does_not():
     AcceleratedPipeline(pipe, Recipe(Bfloat16()))(**FAMILIES["sd"].call(), callback_on_step_end=note)
     assert set(seen) == {torch.bfloat16}
     assert set(steps) == {torch.float32}
-
-
-@pytest.mark.parametrize("family", ["sd", "wan"])
-def test_the_decoder_too(family, outputs):
-    pipe = tiny(family)
-    plain = outputs(pipe, family)
-    fast = AcceleratedPipeline(pipe, Recipe(Bfloat16(decoder=True)))
-    assert next(pipe.vae.decoder.parameters()).dtype == torch.bfloat16
-    assert next(pipe.vae.encoder.parameters()).dtype == torch.float32
-    assert psnr(outputs(fast, family), plain) >= LEAST_PSNR
 
 
 def test_what_diffusers_keeps_in_float32_stays():
