@@ -18,7 +18,6 @@ from .run import Row, Run, entered, open_run, rows_of_branches
 from .target import Target
 from .view import lock_of, make_view, settle, view_class
 
-
 BARE_PIPELINE = "this pipeline was called directly and runs plain: call the AcceleratedPipeline made from it"
 BARE_LOOP = "this denoiser was called outside of a run and works plain: open `with fewstep.run(scheduler):`"
 
