@@ -86,11 +86,20 @@ class Attachment:
 
     def refresh(self) -> None:
         """Attaches anew if the user put in another denoiser or adapters since."""
-        if self.look() != self.structure and not self.calls:
-            self.detach()
-            self.target = Target.of_pipeline(self.pipe) if self.pipe is not None else self.target
-            self.attach()
+        found = self.look()
+        if found != self.structure and not self.calls:
+            if self.patches.freed and [part[:2] for part in found] == [part[:2] for part in self.structure]:
+                self.structure = found  # new adapters on weights that cannot be put back: what is attached stays
+            else:
+                self.renew()
         self.patches.recheck()
+
+    def renew(self) -> None:
+        """Off the parts that were, on the parts that are. A denoiser that was replaced needs no originals back."""
+        self.patches.freed = None
+        self.detach()
+        self.target = Target.of_pipeline(self.pipe) if self.pipe is not None else self.target
+        self.attach()
 
     # ------------------------------------------------------------------------------------ one call
 

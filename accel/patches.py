@@ -102,7 +102,7 @@ class Dispatcher:
         self.build(owner)
 
     def build(self, owner: Any) -> None:
-        chain = self.cores.get(owner, self.original)
+        chain: Callable[..., Any] = self.cores.get(owner) or self.original
         for around in self.arounds.get(owner, ()):
             chain = functools.partial(around, chain)
         self.chains[owner] = chain

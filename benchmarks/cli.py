@@ -15,15 +15,15 @@ SCHEDULERS = "ddim,euler,dpmpp_2m,unipc,deis,heun"
 def sweep(
     model: Model = "emoji-unet",
     schedulers: Annotated[str, typer.Option(help="names, with commas")] = SCHEDULERS,
-    steps: Annotated[str, typer.Option(help="numbers, with commas")] = "2,4,6,10,20,50",
+    steps: Annotated[str, typer.Option(help="whole numbers, with commas")] = "2,4,6,10,20,50",
     guidance: Annotated[str, typer.Option(help="guidance scales, with commas")] = "3",
     recipes: Annotated[str, typer.Option(help="plain, presets or recipe.json files, with commas")] = "plain",
     count: Annotated[int, typer.Option(min=4, help="pictures a setting")] = 100,
     repeats: Annotated[int, typer.Option(min=2, help="timed calls a setting")] = 5,
-    prompts: Annotated[Path | None, typer.Option(help="a text file, one prompt a line; needed for other models")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="a file, one prompt a line; other models need it")] = None,
     split: Annotated[str, typer.Option(help="captions of emoji-unet: train or test")] = "train",
     seed: Annotated[int, typer.Option(help="draws the captions; picture k starts from seed + k")] = 0,
-    out: Annotated[Path, typer.Option(help="folder of the results; a sweep that stopped goes on there")] = Path("sweep"),
+    out: Annotated[Path, typer.Option(help="folder of results; one that stopped goes on")] = Path("sweep"),
     as_json: Json = False,
 ) -> None:
     """Schedulers x steps x guidance x recipes: quality and speed of each, CSV, JSON and an HTML report."""
@@ -35,11 +35,10 @@ def sweep(
     from .sweep import Sweep, SweepConfig
 
     config = SweepConfig(
-        schedulers=words(schedulers),
+        schedulers=words("--schedulers", schedulers),
         steps=numbers("--steps", steps, int),
         guidance=numbers("--guidance", guidance, float),
-        recipes=words(recipes),
-        count=count,
+        recipes=words("--recipes", recipes),
         repeats=repeats,
         seed=seed,
     )
@@ -65,20 +64,29 @@ def demo(
     run(out, recipe, count, seed, as_json)
 
 
-def words(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
+def words(option: str, text: str) -> tuple[str, ...]:
+    """Each word once. Raises InvalidConfig if there is none."""
     from ..accel.errors import InvalidConfig
 
+    found = dict.fromkeys(part.strip() for part in text.split(",") if part.strip())
+    if not found:
+        raise InvalidConfig(f"{option} is empty: give at least one, with commas between them")
+    return tuple(found)
+
+
+def numbers(option: str, text: str, kind: type[int] | type[float]) -> tuple[Any, ...]:
+    """Each number once. Raises InvalidConfig for what is no number of that kind above zero."""
+    from ..accel.errors import InvalidConfig
+
+    parts = words(option, text)
     try:
-        found = tuple(kind(part) for part in words(text))
+        found = dict.fromkeys(kind(part) for part in parts)
     except ValueError:
-        raise InvalidConfig(f"{option} {text!r} must be numbers with commas, for instance 4,8,20") from None
-    if not found or min(found) <= 0:
+        whole = "whole " if kind is int else ""
+        raise InvalidConfig(f"{option} {text!r} must be {whole}numbers with commas, for instance 4,8,20") from None
+    if not all(0 < number < float("inf") for number in found):
         raise InvalidConfig(f"{option} {text!r} must hold positive numbers")
-    return found
+    return tuple(found)
 
 
 def bar(shown: bool) -> Any:
@@ -106,6 +114,7 @@ COLUMNS = (
     ("ssim", "ssim", ".3f"),
     ("perceptual", "perceptual", ".2f"),
     ("kid", "kid", ".4f"),
+    ("kid_data", "kid to data", ".4f"),
     ("top1", "top-1", ".2f"),
     ("top5", "top-5", ".2f"),
 )

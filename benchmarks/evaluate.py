@@ -21,10 +21,11 @@ from .data.reference import reference
 from .metrics.distribution import frechet_figure, kid_figure
 from .metrics.features import extract
 from .metrics.paired import psnr
+from .pictures import generate
 from .prompts import Prompts, drawn
 from .quality import meaning
 from .report import grid
-from .sweep import Setting, generate
+from .sweep import Setting
 from .timing import machine
 
 Out = Annotated[Path, typer.Option(help="folder for emoji-unet.json and the grids")]
@@ -32,7 +33,7 @@ Out = Annotated[Path, typer.Option(help="folder for emoji-unet.json and the grid
 
 def main(
     out: Out = Path("benchmarks/results"),
-    count: Annotated[int, typer.Option(help="captions of each split")] = 500,
+    count: Annotated[int, typer.Option(min=20, help="captions of each split")] = 500,
     steps: Annotated[int, typer.Option(help="of dpmpp_2m")] = 25,
     guidance: Annotated[float, typer.Option()] = 3.0,
     data: Annotated[Path, typer.Option(help="emoji64.npz, for the ceiling")] = Path("data/emoji64.npz"),
@@ -47,36 +48,29 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):
         prompts = drawn(split, count, 0)
-        images = generate(fast, setting, prompts.captions, range(count), batch_size=20)
-        found[split] = meaning(images, prompts) | {"ceiling": ceiling(pipe, emoji, split, count)}
+        images = generate(fast, prompts.captions, range(count), **setting.options)
+        found[split] = meaning(images, prompts) | {"ceiling": ceiling(pipe, emoji, prompts)}
         found[split] |= distances(images) if split == "train" else {}
-        grid(
-            [*images[:20].split(5)], ["\n".join(wrap(prompts.captions[i : i + 5])) for i in range(0, 20, 5)], 330
-        ).save(out / f"emoji-unet-{split}.png")
+        lines = [caption[:52] for caption in prompts.captions]
+        labels = ["\n".join(lines[i : i + 5]) for i in range(0, 20, 5)]
+        grid(images[:20].split(5), labels, margin=330).save(out / f"emoji-unet-{split}.png")
     (out / "emoji-unet.json").write_text(json.dumps(found, indent=1) + "\n")
     typer.echo(json.dumps(found, indent=1))
 
 
-def wrap(captions: list[str]) -> list[str]:
-    return [caption[:52] for caption in captions]
-
-
 def distances(images: Tensor) -> dict[str, str]:
-    """To the training pictures; the floor is the generated set against itself, in halves."""
+    """To the training pictures, each with its floor."""
     features, data = extract(images), reference()
     kid, fd = kid_figure(features, data.head["train"]), frechet_figure(features, data.block10["train"])
     return {"kid_data": str(kid), "frechet_data": str(fd)}
 
 
 @torch.no_grad()
-def ceiling(pipe: Any, emoji: EmojiData, split: str, count: int) -> dict[str, float]:
-    """What true pictures score when they pass through the autoencoder: no sampler can be expected to beat it."""
-    indices = (emoji.train if split == "train" else emoji.test)[:count]
-    real = emoji.images(indices)
+def ceiling(pipe: Any, emoji: EmojiData, prompts: Prompts) -> dict[str, float]:
+    """What the captions' true pictures score after the autoencoder alone: no sampler can be expected to beat it."""
+    real = emoji.images(torch.tensor(prompts.places))
     parts = [pipe.vae.decode(pipe.vae.encode(x).latent_dist.mean).sample for x in real.split(32)]
     rebuilt, real = (torch.cat(parts) / 2 + 0.5).clamp(0, 1), real / 2 + 0.5
-    concepts, styles = emoji.concept[indices].tolist(), emoji.style[indices].tolist()
-    prompts = Prompts(captions=[], concepts=concepts, styles=styles)
     return meaning(rebuilt, prompts) | {"psnr": psnr(rebuilt, real).mean().item()}
 
 

@@ -11,9 +11,10 @@ from .data.reference import reference
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """`concepts` and `styles` index the embedded data's; None where nobody knows what a picture must show."""
+    """`places`, `concepts` and `styles` index the embedded data's; None where nobody knows what a picture must show."""
 
     captions: list[str]
+    places: list[int] | None = None
     concepts: list[int] | None = None
     styles: list[int] | None = None
 
@@ -30,6 +31,7 @@ def drawn(split: str, count: int, seed: int) -> Prompts:
     chosen = places[order].tolist()
     return Prompts(
         captions=[data.caption(i) for i in chosen],
+        places=chosen,
         concepts=data.concept[chosen].tolist(),
         styles=data.style[chosen].tolist(),
     )
@@ -41,9 +43,9 @@ def choose(model: str, file: Path | None, split: str, count: int, seed: int) -> 
         if model != "emoji-unet":
             raise InvalidConfig(f"give --prompts FILE for {model}: only emoji-unet brings captions of its own")
         return drawn(split, count, seed)
-    if not file.exists():
+    if not file.is_file():
         raise InvalidConfig(f"--prompts {file}: there is no such file")
-    lines = [line.strip() for line in file.read_text().splitlines() if line.strip()]
+    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not lines:
         raise InvalidConfig(f"--prompts {file} holds no prompts: one a line")
     return Prompts(captions=[lines[i % len(lines)] for i in range(count)])

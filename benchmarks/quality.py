@@ -4,16 +4,14 @@ from typing import Any
 
 from torch import Tensor
 
-from .metrics.distribution import kid
-from .metrics.features import extract
+from .data.reference import reference as embedded
+from .metrics.distribution import kid, kid_figure
+from .metrics.features import Features, extract
 from .metrics.noise_floor import half_width
-from .metrics.paired import psnr, ssim
+from .metrics.paired import means
 from .metrics.perceptual import perceptual
 from .metrics.retrieval import Gallery, hits
-from .data.reference import reference as embedded
 from .prompts import Prompts
-
-PSNR_CAP = 100.0  # dB; equal pictures have no finite one
 
 
 class Quality:
@@ -29,17 +27,13 @@ class Quality:
         self.floors |= {"kid_floor": abs(kid(extract(again).head, self.head).value)}
 
     def of(self, images: Tensor) -> dict[str, Any]:
-        found = kid(extract(images).head, self.head)
-        row: dict[str, Any] = self.paired(images) | {"kid": found.value, "count": len(images)} | self.floors
-        return row | meaning(images, self.prompts)
+        features = extract(images)
+        row: dict[str, Any] = self.paired(images) | {"kid": kid(features.head, self.head).value} | self.floors
+        row |= meaning(images, self.prompts) | to_data(features, self.prompts)
+        return row | {"count": len(images)}
 
     def paired(self, images: Tensor) -> dict[str, float]:
-        decibels = psnr(images, self.reference).clamp(max=PSNR_CAP)
-        return {
-            "psnr": decibels.mean().item(),
-            "ssim": ssim(images, self.reference).mean().item(),
-            "perceptual": perceptual(images, self.reference).mean().item(),
-        }
+        return means(images, self.reference) | {"perceptual": perceptual(images, self.reference).mean().item()}
 
 
 def meaning(images: Tensor, prompts: Prompts) -> dict[str, float]:
@@ -52,3 +46,11 @@ def meaning(images: Tensor, prompts: Prompts) -> dict[str, float]:
     for rank, found in hits(images, prompts.concepts, prompts.styles, gallery).items():
         row |= {f"top{rank}": found.double().mean().item(), f"top{rank}_floor": half_width(found.double())}
     return row
+
+
+def to_data(features: Features, prompts: Prompts) -> dict[str, float | None]:
+    """KID to the training pictures, where the captions are theirs."""
+    if prompts.concepts is None:
+        return {}
+    figure = kid_figure(features, embedded().head["train"])
+    return {"kid_data": figure.value, "kid_data_floor": figure.floor}

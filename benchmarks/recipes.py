@@ -4,24 +4,27 @@ Interleaved, one thread, one picture a call, the same steps; pictures of the sam
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.progress import track
+from torch import Tensor
 
 from ..accel.cache.cross_attention import CrossAttentionCache
 from ..accel.cache.text import TextCache
 from ..accel.kernels.compile import CompileBlocks
 from ..accel.kernels.memory_format import ChannelsLast
 from ..accel.kernels.precision import Bfloat16
-from ..accel.pipeline import AcceleratedPipeline, resolve
+from ..accel.pipeline import AcceleratedPipeline
 from ..accel.recipe import Recipe
 from ..accel.zoo import embedded
-from .metrics.paired import psnr, ssim
+from .metrics.paired import means
+from .pictures import generate
 from .prompts import drawn
-from .timing import compare, machine
+from .timing import Comparison, compare, machine
 
 RECIPES: dict[str, Recipe | str] = {
     "plain (noise floor)": Recipe(),
@@ -35,7 +38,7 @@ RECIPES: dict[str, Recipe | str] = {
     "balanced": "balanced",
     "fast": "fast",
 }
-STEPS, GUIDANCE = 25, 3.0
+OPTIONS: dict[str, Any] = {"num_inference_steps": 25, "guidance_scale": 3.0}
 
 
 def main(
@@ -55,35 +58,39 @@ def main(
 
 
 def measure(name: str, repeats: int, count: int) -> dict[str, Any]:
-    """A stock pipeline with no attachment at all, beside one of its own weights with the recipe."""
-    stock, other = (embedded.load("emoji-unet") for _ in range(2))
-    for pipe in (stock, other):
-        pipe.set_progress_bar_config(disable=True)
-    recipe = RECIPES[name]
-    fast = AcceleratedPipeline(other, resolve(recipe, other) if isinstance(recipe, str) else recipe)
-    prompts = drawn("train", count, 0).captions
-    own = {} if "num_inference_steps" in fast.recipe.defaults else {"num_inference_steps": STEPS}
-    speed = compare(
-        lambda: call(stock, prompts[:1], num_inference_steps=STEPS),
-        lambda: call(fast, prompts[:1], **own),
-        repeats=repeats,
-    )
-    plain, found = call(stock, prompts, num_inference_steps=STEPS), call(fast, prompts, **own)
+    both = Beside(RECIPES[name])
+    captions, seeds = drawn("train", count, 0).captions, range(count)
+    speed = both.speed(captions[0], 0, repeats)
     return {
         "recipe": name,
-        "resolved": str(fast.recipe),
+        "resolved": str(both.fast.recipe),
         "speed": str(speed),
         "ratio": [speed.ratio, speed.low, speed.high],
         "p50_s": [speed.a.p50_s, speed.b.p50_s],
-        "psnr": psnr(found, plain).clamp(max=100).mean().item(),
-        "ssim": ssim(found, plain).mean().item(),
+        **means(both.accelerated(captions, seeds), both.plain(captions, seeds)),
     }
 
 
-def call(pipe: Any, prompts: list[str], **options: Any) -> torch.Tensor:
-    generators = [torch.Generator("cpu").manual_seed(i) for i in range(len(prompts))]
-    images = pipe(prompts, guidance_scale=GUIDANCE, generator=generators, output_type="pt", **options).images
-    return images.float().clamp(0, 1)
+class Beside:
+    """emoji-unet with no attachment at all, and one of its own weights with a recipe, which may change them."""
+
+    def __init__(self, recipe: Recipe | str) -> None:
+        self.stock, other = (embedded.load("emoji-unet") for _ in range(2))
+        for pipe in (self.stock, other):
+            pipe.set_progress_bar_config(disable=True)
+        self.fast: Any = AcceleratedPipeline(other, recipe)
+
+    def plain(self, captions: Sequence[str], seeds: Sequence[int]) -> Tensor:
+        return generate(self.stock, captions, seeds, **OPTIONS)
+
+    def accelerated(self, captions: Sequence[str], seeds: Sequence[int]) -> Tensor:
+        return generate(self.fast, captions, seeds, **OPTIONS | dict(self.fast.recipe.defaults))
+
+    def speed(self, caption: str, seed: int, repeats: int) -> Comparison:
+        """One picture a call."""
+        return compare(
+            lambda: self.plain([caption], [seed]), lambda: self.accelerated([caption], [seed]), repeats=repeats
+        )
 
 
 if __name__ == "__main__":

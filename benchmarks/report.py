@@ -3,7 +3,6 @@
 import base64
 import csv
 import html
-import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,10 +14,14 @@ from torch import Tensor
 
 Row = dict[str, Any]
 QUALITY, COST = "psnr", "latency_s_p50"
+HIDDEN = ("key", "recipe", "scheduler", "resolved", "pictures")  # of the page's table, where the key says it
 
 
 def pareto(rows: Sequence[Row], cost: str = COST, quality: str = QUALITY) -> list[Row]:
-    """Rows that no other row beats in both, cheapest first. Rows that lack a figure are left out."""
+    """Rows that no other row is as good as in both and better in one, cheapest first; of equal rows the first.
+
+    Rows that lack a figure are left out.
+    """
     complete = [r for r in rows if r.get(cost) is not None and r.get(quality) is not None]
     front: list[Row] = []
     for row in sorted(complete, key=lambda r: (r[cost], -r[quality])):
@@ -40,8 +43,8 @@ def grid(images: Sequence[Tensor], labels: Sequence[str], margin: int = 170) -> 
     return sheet
 
 
-def write(rows: Sequence[Row], out: Path, pictures: Image.Image | None = None) -> None:
-    """`out`/rows.csv, rows.json and report.html, and pictures.png if there are pictures."""
+def write(rows: Sequence[Row], out: Path) -> None:
+    """`out`/rows.csv, rows.json and report.html, with the pictures that rows name in it."""
     out.mkdir(parents=True, exist_ok=True)
     flat = [{k: v for k, v in row.items() if not isinstance(v, dict)} for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
@@ -50,22 +53,20 @@ def write(rows: Sequence[Row], out: Path, pictures: Image.Image | None = None) -
         table.writeheader()
         table.writerows(flat)
     (out / "rows.json").write_text(json.dumps(list(rows), indent=1) + "\n")
-    if pictures is not None:
-        pictures.save(out / "pictures.png")
-    (out / "report.html").write_text(page(rows, flat, names, pictures))
+    (out / "report.html").write_text(page(rows, names, out), encoding="utf-8")
 
 
-def page(rows: Sequence[Row], flat: Sequence[Row], names: Sequence[str], pictures: Image.Image | None) -> str:
+def page(rows: Sequence[Row], names: Sequence[str], out: Path) -> str:
     front = {row["key"] for row in pareto(rows)}
-    shown = [n for n in names if not n.endswith("_floor") and n not in ("key", "recipe", "scheduler")]
+    shown = [n for n in names if not n.endswith("_floor") and n not in HIDDEN]
     machine = rows[0].get("machine", {}) if rows else {}
     return PAGE.substitute(
         machine=html.escape(", ".join(f"{k} {v}" for k, v in machine.items())),
         floors=html.escape(", ".join(f"{k[:-6]} {v:.4g}" for k, v in floors(rows).items())),
         scatter=scatter(rows, front),
         head="".join(f"<th>{html.escape(n)}</th>" for n in ("setting", *shown)),
-        body="\n".join(table_row(row, shown, row["key"] in front) for row in flat),
-        pictures=embedded(pictures) if pictures is not None else "",
+        body="\n".join(table_row(row, shown, row["key"] in front) for row in rows),
+        pictures="\n".join(embedded(out / r["pictures"], r["key"]) for r in rows if "pictures" in r),
     )
 
 
@@ -79,11 +80,9 @@ def table_row(row: Row, names: Sequence[str], best: bool) -> str:
     return f"<tr{kind}><td>{html.escape(row['key'])}</td>{''.join(f'<td>{c}</td>' for c in cells)}</tr>"
 
 
-def embedded(picture: Image.Image) -> str:
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    data = base64.b64encode(buffer.getvalue()).decode()
-    return f'<h2>Pictures</h2><img alt="pictures, a row a setting" src="data:image/png;base64,{data}">'
+def embedded(picture: Path, key: str) -> str:
+    data = base64.b64encode(picture.read_bytes()).decode()
+    return f'<img alt="{html.escape(key)}" src="data:image/png;base64,{data}"><br>'
 
 
 WIDTH, HEIGHT, PAD = 720, 420, 50
@@ -131,15 +130,16 @@ PAGE = Template("""<!doctype html>
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
 svg { max-width: 60rem; width: 100%; } svg text { fill: currentColor; font-size: 12px; }
 circle.other { fill: none; stroke: #888; } circle.best, tr.front td:first-child { fill: #c60; color: #c60; }
-polyline { fill: none; stroke: #c60; } .scroll { overflow-x: auto; } td, th { padding: .15rem .6rem; text-align: right; }
-td:first-child, th:first-child { text-align: left; white-space: nowrap; } th { cursor: pointer; } table { border-spacing: 0; }
+polyline { fill: none; stroke: #c60; } .scroll { overflow-x: auto; } table { border-spacing: 0; }
+td, th { padding: .15rem .6rem; text-align: right; } th { cursor: pointer; }
+td:first-child, th:first-child { text-align: left; white-space: nowrap; }
 tr:nth-child(even) { background: color-mix(in srgb, currentColor 7%, transparent); } img { max-width: 100%; }
 </style>
 <h1>Quality and speed</h1>
 <p>$machine</p>
 <p>Noise floors, the reference setting under other seeds: $floors</p>
 $scatter
-<p>Joined: the settings that no other beats in both. Speed is of one picture, interleaved with the reference setting.</p>
+<p>Joined: the settings that no other beats. Speed is of one picture, interleaved with the reference setting.</p>
 <div class="scroll"><table><thead><tr>$head</tr></thead><tbody>
 $body
 </tbody></table></div>

@@ -4,24 +4,31 @@ Each setting is a row: pictures of the same prompts from the same seeds, compare
 (the most steps of the first scheduler, no recipe), and latency in one process, interleaved with the reference.
 """
 
+import copy
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 from ..accel.errors import InvalidConfig, Unsupported
 from ..accel.pipeline import AcceleratedPipeline, resolve
 from ..accel.recipe import Recipe
 from ..accel.solver import SwapScheduler
 from .cost import multiply_adds
+from .pictures import arguments, generate
 from .prompts import Prompts
 from .quality import Quality
+from .report import grid
 from .timing import compare, machine
+
+SHOWN = 8  # pictures of each setting in the report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +44,20 @@ class Setting:
     def key(self) -> str:
         return f"{self.recipe} / {self.scheduler} / {self.steps} / {self.guidance:g}"
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """As a pipeline takes them."""
+        return {"num_inference_steps": self.steps, "guidance_scale": self.guidance}
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """What is varied, and how much is measured: `count` pictures a setting, `repeats` timed calls of one picture."""
+    """What is varied, and `repeats` timed calls a setting. Picture k starts from `seed` + k."""
 
     schedulers: tuple[str, ...]
     steps: tuple[int, ...]
     guidance: tuple[float, ...] = (3.0,)
     recipes: tuple[str, ...] = ("plain",)
-    count: int = 100
     repeats: int = 5
     batch_size: int = 20
     seed: int = 0
@@ -61,24 +72,33 @@ class SweepConfig:
 
 
 class Sweep:
-    """Runs the settings that `out` does not hold yet; every finished row is on disk before the next begins."""
+    """Runs the settings that `out` does not hold yet; every finished row is on disk before the next begins.
+
+    Raises InvalidRecipe for a recipe or scheduler that nobody knows, InvalidConfig where `out` holds another sweep.
+    """
 
     def __init__(self, pipe: Any, prompts: Prompts, config: SweepConfig, out: Path) -> None:
         self.pipe, self.prompts, self.config, self.out = pipe, prompts, config, out
-        out.mkdir(parents=True, exist_ok=True)
-        self.file = out / "rows.jsonl"
-        self.refuse_other(out / "sweep.json")
+        self.recipes = {name: Recipe() if name == "plain" else resolve(name, pipe) for name in config.recipes}
+        self.schedulers = {name: SwapScheduler(name) for name in config.schedulers}
         self.seeds = [config.seed + i for i in range(len(prompts.captions))]
+        self.file = out / "rows.jsonl"
+        (out / "pictures").mkdir(parents=True, exist_ok=True)
+        self.refuse_other(out / "sweep.json")
 
     def refuse_other(self, file: Path) -> None:
-        """Rows of another sweep do not compare with this one's."""
-        wanted = asdict(self.config) | {"model": str(self.pipe.config.get("_name_or_path", "")), "captions": self.prompts.captions}
-        same = ("count", "seed", "captions")
-        if file.exists():
-            before = json.loads(file.read_text())
-            if any(before.get(k) != json.loads(json.dumps(wanted))[k] for k in same):
-                raise InvalidConfig(f"{self.out} holds a sweep of other prompts, count or seed: give another --out")
-        file.write_text(json.dumps(wanted, indent=1))
+        """Rows against another reference, or of other pictures, do not compare with this one's."""
+        wanted = {
+            "model": Path(self.pipe.config.get("_name_or_path") or type(self.pipe).__name__).name,
+            "reference": asdict(self.config.reference),
+            "seed": self.config.seed,
+            "captions": self.prompts.captions,
+        }
+        before = json.loads(file.read_text()) if file.exists() else wanted
+        different = [name for name in wanted if before.get(name) != wanted[name]]
+        if different:
+            raise InvalidConfig(f"{self.out} holds a sweep with another {', another '.join(different)}: change --out")
+        file.write_text(json.dumps(wanted, indent=1) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.file.read_text().splitlines()] if self.file.exists() else []
@@ -88,55 +108,55 @@ class Sweep:
         done = {row["key"] for row in self.rows()}
         missing = [s for s in self.config.settings() if s.key not in done]
         if missing:
-            self.reference = self.pictures(self.config.reference, self.seeds)
-            self.quality = Quality(self.prompts, self.reference, self.pictures(self.config.reference, self.again()))
-            for setting in progress(missing):
-                self.keep(self.measure(setting))
+            # A recipe may change the weights that it works on, so the reference beside it has its own.
+            shared = all(not recipe.techniques for recipe in self.recipes.values())
+            stock = self.pipe if shared else copy.deepcopy(self.pipe)
+            with self.attached(stock, self.config.reference) as plain:
+                quality = self.against(plain)
+                for setting in progress(missing):
+                    self.keep(self.measure(setting, plain, quality))
         return self.rows()
 
-    def again(self) -> list[int]:
-        """Other seeds for the same prompts: the floor of every figure."""
-        return [seed + 1_000_000 for seed in self.seeds]
+    @contextmanager
+    def attached(self, pipe: Any, setting: Setting) -> Generator[Any]:
+        """`pipe` with the setting's scheduler and the rest of its recipe; the plain pipeline again afterwards."""
+        recipe = self.recipes.get(setting.recipe, Recipe())
+        rest = [t for t in recipe.techniques if not isinstance(t, SwapScheduler)]
+        fast: Any = AcceleratedPipeline(pipe, Recipe(self.schedulers[setting.scheduler], *rest, **recipe.defaults))
+        try:
+            yield fast
+        finally:
+            fast.detach()
 
-    def keep(self, row: dict[str, Any]) -> None:
-        with self.file.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+    def against(self, plain: Any) -> Quality:
+        """The reference's pictures, and those of other seeds: the floor of every figure."""
+        again = [seed + 1_000_000 for seed in self.seeds]
+        pictures = [self.pictures(plain, self.config.reference, seeds) for seeds in (self.seeds, again)]
+        return Quality(self.prompts, *pictures)
 
-    def measure(self, setting: Setting) -> dict[str, Any]:
+    def pictures(self, pipe: Any, setting: Setting, seeds: Sequence[int]) -> Tensor:
+        return generate(pipe, self.prompts.captions, seeds, batch_size=self.config.batch_size, **setting.options)
+
+    def measure(self, setting: Setting, plain: Any, quality: Quality) -> dict[str, Any]:
         row: dict[str, Any] = {"key": setting.key, **asdict(setting), "machine": machine()}
         try:
-            fast = self.accelerated(setting)
+            with self.attached(self.pipe, setting) as fast:
+                images = self.pictures(fast, setting, self.seeds)
+                figures = quality.of(images) | self.cost(fast, setting) | self.latency(plain, fast, setting)
         except Unsupported as refusal:
             return row | {"refused": str(refusal)}
-        try:
-            images = generate(fast, setting, self.prompts.captions, self.seeds, self.config.batch_size)
-            row |= self.quality.of(images) | self.cost(fast, setting)
-        finally:
-            fast.attachment.detach()
-        return row | self.latency(setting)
-
-    def accelerated(self, setting: Setting) -> Any:
-        recipe = Recipe() if setting.recipe == "plain" else resolve(setting.recipe, self.pipe)
-        kept = [t for t in recipe.techniques if not isinstance(t, SwapScheduler)]
-        return AcceleratedPipeline(self.pipe, Recipe(SwapScheduler(setting.scheduler), *kept))
-
-    def pictures(self, setting: Setting, seeds: Sequence[int]) -> Tensor:
-        fast = self.accelerated(setting)
-        try:
-            return generate(fast, setting, self.prompts.captions, seeds, self.config.batch_size)
-        finally:
-            fast.attachment.detach()
+        return row | {"resolved": str(fast.recipe)} | figures | {"pictures": self.show(setting, images[:SHOWN])}
 
     def cost(self, fast: Any, setting: Setting) -> dict[str, Any]:
-        def one() -> Any:
-            return call(fast, setting, self.prompts.captions[:1], self.seeds[:1])
-
-        report = fast.run(**arguments(setting, self.prompts.captions[:1], self.seeds[:1])).report
+        """Of one picture, when what a technique compiles or remembers is there."""
+        one = self.one(fast, setting)
+        report = one().report
         return {"nfe": report.nfe, "multiply_adds": multiply_adds(one), "peak_bytes": report.peak_bytes}
 
-    def latency(self, setting: Setting) -> dict[str, Any]:
+    def latency(self, plain: Any, fast: Any, setting: Setting) -> dict[str, Any]:
         """One picture, batch of one, interleaved with the reference setting on the plain pipeline."""
-        timed = compare(self.one(self.config.reference), self.one(setting), repeats=self.config.repeats)
+        reference = self.one(plain, self.config.reference)
+        timed = compare(reference, self.one(fast, setting), repeats=self.config.repeats)
         return {
             "latency_s_p50": timed.b.p50_s,
             "latency_s_p90": timed.b.p90_s,
@@ -145,24 +165,17 @@ class Sweep:
             "speedup_high": timed.high,
         }
 
-    def one(self, setting: Setting) -> Callable[[], Any]:
-        """A call that attaches nothing while it is timed; two attachments may share the denoiser."""
-        fast = self.accelerated(setting)
-        return lambda: call(fast, setting, self.prompts.captions[:1], self.seeds[:1])
+    def one(self, fast: Any, setting: Setting) -> Callable[[], Any]:
+        """A call for the first picture alone."""
+        return lambda: fast.run(**arguments(self.prompts.captions[:1], self.seeds[:1], **setting.options))
 
+    def show(self, setting: Setting, images: Tensor) -> str:
+        """Keeps a row of small pictures for the report; where, seen from `out`."""
+        small = avg_pool2d(images, max(1, max(images.shape[-2:]) // 128))
+        place = f"pictures/{re.sub(r'[^A-Za-z0-9.]+', '-', setting.key)}.png"
+        grid([small], [setting.key.replace(" / ", "\n")]).save(self.out / place)
+        return place
 
-def arguments(setting: Setting, captions: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
-    generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-    steps = {"num_inference_steps": setting.steps, "guidance_scale": setting.guidance}
-    return {"prompt": list(captions), "generator": generators, "output_type": "pt", **steps}
-
-
-def call(pipe: Any, setting: Setting, captions: Sequence[str], seeds: Sequence[int]) -> Tensor:
-    return pipe(**arguments(setting, captions, seeds)).images
-
-
-def generate(pipe: Any, setting: Setting, captions: Sequence[str], seeds: Sequence[int], batch_size: int) -> Tensor:
-    """(N, 3, H, W) in 0..1, float32 on the CPU."""
-    places = range(0, len(captions), batch_size)
-    parts = [call(pipe, setting, captions[i : i + batch_size], seeds[i : i + batch_size]) for i in places]
-    return torch.cat(parts).float().cpu().clamp(0, 1)
+    def keep(self, row: dict[str, Any]) -> None:
+        with self.file.open("a") as file:
+            file.write(json.dumps(row) + "\n")

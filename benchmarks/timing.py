@@ -5,6 +5,7 @@ A machine's speed drifts by more than most techniques gain, so figures of two se
 
 import os
 import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -49,7 +50,8 @@ class Comparison:
 def compare(a: Callable[[], Any], b: Callable[[], Any], *, repeats: int = 20, warm_up: int = 2) -> Comparison:
     """Times `repeats` pairs, alternating which goes first. The ratio is the median of the pairs' ratios."""
     for _ in range(warm_up):
-        a(), b()
+        a()
+        b()
     pairs: list[tuple[float, float]] = []
     for place in range(repeats):
         if place % 2:
@@ -101,8 +103,9 @@ def processor() -> str:
 
 
 def commit() -> str | None:
-    """The checkout that the command stands in, if it is one of this project."""
-    if not Path("pyproject.toml").exists():
+    """Of the checkout that this file is in, "-dirty" if it was changed since; None for an installed package."""
+    git, here = shutil.which("git"), Path(__file__).resolve().parent
+    if git is None or not (here.parent / "pyproject.toml").exists():
         return None
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or None
+    command = [git, "-C", str(here), "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None

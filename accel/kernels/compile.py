@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch._dynamo
 from torch import nn
 
 from ..errors import Unsupported
@@ -134,7 +133,8 @@ def compiled_forward(backend: Callable[..., Any], patches: "Patches", cls: type[
     own = types.FunctionType(code, plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__)
     own.__kwdefaults__ = plain.__kwdefaults__
     patches.on_undo(functools.partial(torch._dynamo.eval_frame.remove_from_cache, own))
-    return torch.compile(own, backend=backend, recompile_limit=GRAPHS)
+    compiler: Any = torch.compile  # its overloads lack the limit
+    return compiler(own, backend=backend, recompile_limit=GRAPHS)
 
 
 def counting(name: str) -> Callable[..., Any]:
@@ -152,12 +152,15 @@ def counting(name: str) -> Callable[..., Any]:
 
 def need_toolchain(device: torch.device) -> None:
     """inductor writes C++ for CPUs and Triton for the others."""
+    from torch._inductor import cpp_builder
+    from torch.utils import _triton
+
     if device.type != "cpu":
-        if not torch.utils._triton.has_triton():
+        if not _triton.has_triton():
             raise Unsupported(f"CompileBlocks needs Triton on {device.type}: pip install triton")
         return
     try:
-        torch._inductor.cpp_builder.get_cpp_compiler()
+        cpp_builder.get_cpp_compiler()
     except Exception as error:
         raise Unsupported(
             "CompileBlocks needs a C++ compiler on a CPU, and there is none: install g++ or clang, or name one in the "

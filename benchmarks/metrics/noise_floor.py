@@ -26,14 +26,9 @@ class Figure:
         floor = "no floor" if self.floor is None else f"floor {self.floor:.3g}"
         return f"{self.value:.3g} ({floor}, N={self.n}{', ' + self.note if self.note else ''})"
 
-    @property
-    def within_floor(self) -> bool:
-        """Whether chance alone explains a distance of this size. For figures where less is better."""
-        return self.floor is not None and self.value <= self.floor
-
 
 def half_split(distance: Callable[[Tensor, Tensor], float], items: Tensor, *, splits: int = 5, seed: int = 0) -> float:
-    """Mean size of `distance` between two random halves of `items`: an upper floor for sets of N, as halves have N/2."""
+    """Mean size of `distance` between random halves of `items`: an upper floor for sets of N, as halves have N/2."""
     if len(items) < 4:
         raise Unsupported(f"a half split needs at least 4 items, not {len(items)}")
     draw = torch.Generator().manual_seed(seed)
@@ -42,11 +37,6 @@ def half_split(distance: Callable[[Tensor, Tensor], float], items: Tensor, *, sp
         order, half = torch.randperm(len(items), generator=draw), len(items) // 2
         found.append(abs(distance(items[order[:half]], items[order[half : 2 * half]])))
     return float(np.mean(found))
-
-
-def seeds_apart(distance: Callable[[Tensor, Tensor], float], items: Tensor, again: Tensor) -> float:
-    """`distance` of the baseline's pictures to the baseline's pictures of the same captions under other seeds."""
-    return abs(distance(items, again))
 
 
 def half_width(values: Tensor | np.ndarray, *, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> float:

@@ -18,6 +18,7 @@ from diffusers import (
     StableDiffusionImg2ImgPipeline,
     StableDiffusionPipeline,
 )
+from peft import LoraConfig, inject_adapter_in_model
 
 from fewstep import AcceleratedPipeline, Recipe, Unsupported
 from fewstep.accel.run import current_run
@@ -138,6 +139,21 @@ def test_the_denoiser_replaced_by_the_user_is_accelerated(outputs):
     assert "forward" not in vars(old)
     fast.detach()
     assert "forward" not in vars(other.unet)
+
+
+def test_adapters_and_another_denoiser_after_the_originals_were_freed(outputs):
+    from fewstep.accel.kernels.precision import Bfloat16
+
+    fast = AcceleratedPipeline(tiny("sd"), Recipe(Bfloat16()), keep_original=False)
+    before = outputs(fast, "sd", output_type="latent")
+    inject_adapter_in_model(LoraConfig(r=2, target_modules=["to_k"], init_lora_weights=False), fast.unet)
+    fast.unet.peft_config = {"default": LoraConfig()}
+    assert not torch.equal(outputs(fast, "sd", output_type="latent"), before)
+    with pytest.raises(Unsupported, match="freed"):
+        fast.detach()
+    fast.unet = tiny("sd", seed=3).unet
+    assert torch.isfinite(outputs(fast, "sd", output_type="latent")).all()
+    assert fast.unet.conv_in.weight.dtype == torch.bfloat16
 
 
 def test_failure_half_way_restores(outputs):

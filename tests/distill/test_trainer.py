@@ -84,7 +84,7 @@ def test_a_loss_that_is_not_finite_stops_with_words(line, config):
     task = line()
     with torch.no_grad():
         task.model.weight.fill_(float("nan"))
-    with pytest.raises(FloatingPointError, match="lower train.learning_rate"):
+    with pytest.raises(FloatingPointError, match=r"lower train\.learning_rate"):
         train(task, config())
 
 
@@ -127,4 +127,3 @@ train(Quiet(), config)
     pair = weights(tmp_path / "pair" / "final")
     for name in alone:
         torch.testing.assert_close(pair[name], alone[name], rtol=1e-5, atol=1e-6)
-
