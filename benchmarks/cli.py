@@ -105,34 +105,38 @@ def bar(shown: bool) -> Any:
     return through
 
 
-# Column of a row, its heading, its format.
+# Column of a row, its heading, its format: what fits a terminal; the files hold the rest.
 COLUMNS = (
     ("latency_s_p50", "s", ".3f"),
     ("speedup", "x", ".2f"),
     ("nfe", "nfe", "d"),
     ("psnr", "psnr", ".1f"),
-    ("ssim", "ssim", ".3f"),
-    ("perceptual", "perceptual", ".2f"),
+    ("perceptual", "perc.", ".2f"),
     ("kid", "kid", ".4f"),
-    ("kid_data", "kid to data", ".4f"),
+    ("kid_data", "kid data", ".4f"),
     ("top1", "top-1", ".2f"),
-    ("top5", "top-5", ".2f"),
 )
 
 
 def show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     if as_json:
         typer.echo(json.dumps(list(rows), indent=1))
         return
     present = [c for c in COLUMNS if any(c[0] in row for row in rows)]
-    table = Table("setting", *(heading for _, heading, _ in present))
+    table = Table(
+        Column("setting", overflow="fold", min_width=26),
+        *(heading for _, heading, _ in present),
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
     for row in rows:
         cells = [format(row[name], form) if name in row else "" for name, _, form in present]
         table.add_row(row["key"], *(cells if "refused" not in row else [row["refused"]]))
     floors = next((row for row in rows if "psnr_floor" in row), {})
     cells = [format(floors[f"{name}_floor"], form) if f"{name}_floor" in floors else "" for name, _, form in present]
-    table.add_row("floor: the reference under other seeds", *cells, style="dim")
+    table.add_row("floor", *cells, style="dim")
     Console().print(table)
