@@ -128,7 +128,7 @@ def show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
         return
     present = [c for c in COLUMNS if any(c[0] in row for row in rows)]
     table = Table(
-        Column("setting", overflow="fold", min_width=26),
+        Column("setting", overflow="fold", width=26),
         *(heading for _, heading, _ in present),
         box=SIMPLE_HEAD,
         padding=0,

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from .data.reference import reference as embedded
-from .metrics.distribution import kid, kid_figure
+from .metrics.distribution import kid_figure, mmd2
 from .metrics.features import Features, extract
 from .metrics.noise_floor import half_width
 from .metrics.paired import means
@@ -22,15 +22,19 @@ class Quality:
 
     def __init__(self, prompts: Prompts, reference: Tensor, again: Tensor) -> None:
         self.prompts, self.reference = prompts, reference
-        self.head = extract(reference).head
+        self.head = extract(reference).head.double()
         self.floors = {f"{k}_floor": v for k, v in self.paired(again).items()}
-        self.floors |= {"kid_floor": abs(kid(extract(again).head, self.head).value)}
+        self.floors |= {"kid_floor": abs(self.kid(extract(again)))}
 
     def of(self, images: Tensor) -> dict[str, Any]:
         features = extract(images)
-        row: dict[str, Any] = self.paired(images) | {"kid": kid(features.head, self.head).value} | self.floors
+        row: dict[str, Any] = self.paired(images) | {"kid": self.kid(features)} | self.floors
         row |= meaning(images, self.prompts) | to_data(features, self.prompts)
         return row | {"count": len(images)}
+
+    def kid(self, features: Features) -> float:
+        """To the reference's pictures, over all of both."""
+        return mmd2(features.head.double(), self.head, paired=True)
 
     def paired(self, images: Tensor) -> dict[str, float]:
         return means(images, self.reference) | {"perceptual": perceptual(images, self.reference).mean().item()}

@@ -60,13 +60,18 @@ def kid(x: Tensor, y: Tensor, *, subsets: int = 50, subset_size: int = 500, seed
     return Kid(value=float(values.mean()), standard_error=error)
 
 
-def mmd2(x: Tensor, y: Tensor) -> float:
-    """The unbiased estimate of MMD^2 with k(a, b) = (a.b / d + 1)^3. Gretton et al. 2012, eq. 3."""
+def mmd2(x: Tensor, y: Tensor, *, paired: bool = False) -> float:
+    """The unbiased estimate of MMD^2 with k(a, b) = (a.b / d + 1)^3. Gretton et al. 2012, eq. 3.
+
+    `paired`: row i of both comes from the same seed or caption. Such pairs are alike by design and would pull the
+    estimate far below zero, so they are left out as in eq. 4: equal sets then have exactly 0.
+    """
     n, m = len(x), len(y)
     within_x, within_y, across = ((a @ b.T / x.shape[1] + 1) ** 3 for a, b in ((x, x), (y, y), (x, y)))
     same_x = (within_x.sum() - within_x.diagonal().sum()) / (n * (n - 1))
     same_y = (within_y.sum() - within_y.diagonal().sum()) / (m * (m - 1))
-    return float(same_x + same_y - 2 * across.mean())
+    between = (across.sum() - across.diagonal().sum()) / (n * (n - 1)) if paired else across.mean()
+    return float(same_x + same_y - 2 * between)
 
 
 def frechet(a: Gaussian, b: Gaussian) -> float:

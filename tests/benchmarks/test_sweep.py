@@ -64,6 +64,7 @@ def test_reference_is_its_own_equal_and_the_others_are_not(swept):
     rows = {r["key"]: r for r in swept[1]}
     itself = rows["plain / ddim / 2 / 2"]
     assert (itself["psnr"], itself["ssim"], itself["perceptual"]) == (100, pytest.approx(1), 0)
+    assert itself["kid"] == pytest.approx(0, abs=1e-9)
     assert itself["psnr_floor"] < 30
     assert all(r["psnr"] < 100 for key, r in rows.items() if key != itself["key"])
     assert rows["plain / ddim / 1 / 2"]["multiply_adds"] < itself["multiply_adds"]

@@ -36,6 +36,15 @@ def test_mmd_equals_a_double_loop():
     assert kid(x, rows(9, seed=2)).value == pytest.approx(brute_force(x, rows(9, seed=2)), rel=1e-9)
 
 
+def test_pairs_are_left_out():
+    """Rows that share their seed: without the pairs unbiased, and 0 where equal; with them far below."""
+    x = rows(12)
+    assert mmd2(x, x, paired=True) == pytest.approx(0, abs=1e-12) and mmd2(x, x) < -1
+    draws = [(rows(12, seed=k), rows(12, seed=k + 1000)) for k in range(300)]
+    values = np.array([mmd2(a, 0.8 * a + 0.6 * b, paired=True) for a, b in draws])  # again of unit variance
+    assert abs(values.mean()) < 3 * values.std() / math.sqrt(len(values))
+
+
 def test_kid_is_unbiased():
     """Sets of one distribution: the mean over many draws is zero within its error, and either sign occurs."""
     values = np.array([kid(rows(12, seed=2 * k), rows(12, seed=2 * k + 1)).value for k in range(300)])
