@@ -84,7 +84,7 @@ def techniques() -> dict[str, str]:
     for name in catalog.TECHNIQUES:
         try:
             AcceleratedPipeline(tiny("sd"), Recipe(catalog.example(name))).detach()
-            verdicts[name] = "yes"
+            verdicts[name] = "yes, experimental" if name in catalog.EXPERIMENTAL else "yes"
         except FewstepError as error:
             verdicts[name] = str(error)
     return verdicts

@@ -30,7 +30,7 @@ def load(model: str | Path, **kwargs: Any) -> Any:
         raise InvalidConfig(f"{path} holds no model_index.json: give the folder that save_pretrained wrote")
     try:
         pipe = DiffusionPipeline.from_pretrained(path, **kwargs)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise InvalidConfig(
             f"{model!r} is neither an embedded model ({', '.join(EMBEDDED)}), a folder, nor a hub id that "
             f"can be reached: {error}"

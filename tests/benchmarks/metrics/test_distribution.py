@@ -102,6 +102,14 @@ def test_figures_carry_their_floor():
     assert frechet_figure(features(1000), Gaussian.of(rows(1000, 8, seed=1))).note == ""
 
 
+def test_frechet_floor_is_what_as_many_true_rows_give():
+    scale = torch.diag(torch.arange(1.0, 9.0, dtype=torch.float64))
+    real = Gaussian.of(rows(5000, 8, seed=1) @ scale)
+    true = np.mean([frechet(Gaussian.of(rows(200, 8, seed=k) @ scale), real) for k in range(10, 30)])
+    assert frechet(Gaussian.of(real.draw(200)), real) == pytest.approx(true, rel=0.5)
+    torch.testing.assert_close(Gaussian.of(real.draw(20000)).cov, real.cov, rtol=0.1, atol=1)
+
+
 def test_too_few_are_refused():
     with pytest.raises(Unsupported, match="at least two"):
         kid(rows(1), rows(5))

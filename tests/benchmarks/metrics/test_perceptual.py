@@ -28,6 +28,12 @@ def test_order(pictures):
     assert 0 < shifted < blurred < another < 2
 
 
+def test_noise_too_faint_to_see_counts_little(pictures):
+    noise = torch.randn(pictures.shape, generator=torch.Generator().manual_seed(0)) * 2 / 255
+    another = perceptual(pictures.roll(1, dims=0), pictures).mean()
+    assert perceptual((pictures + noise).clamp(0, 1), pictures).mean() < 0.17 * another
+
+
 def test_symmetric_and_independent_of_batches(pictures):
     a, b = pictures[:5], pictures[5:]
     torch.testing.assert_close(perceptual(a, b), perceptual(b, a))
