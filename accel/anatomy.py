@@ -320,7 +320,7 @@ _PLACES: dict[str, dict[str, Place]] = {
     "BriaFiboTransformer2DModel": _IDS,
     "LongCatImageTransformer2DModel": _IDS,
     "OvisImageTransformer2DModel": _IDS,
-    "CogVideoXTransformer3DModel": _ROTARY | {"ofs": SHARED},
+    "CogVideoXTransformer3DModel": {**_ROTARY, "ofs": SHARED},
     "ConsisIDTransformer3DModel": _ROTARY,
     "AllegroTransformer3DModel": _ROTARY,
     "HunyuanDiT2DModel": _ROTARY,
@@ -406,7 +406,7 @@ def _take(value: Any, place: Place, index: Tensor, rows: int, where: str) -> Any
     raise Unsupported(f"{where} is a {type(value).__name__}: fewstep cannot take rows out of it")
 
 
-def _take_each(value: Sequence[Any], index: Tensor, rows: int, where: str) -> Sequence[Any]:
+def _take_each(value: list[Any] | tuple[Any, ...], index: Tensor, rows: int, where: str) -> Sequence[Any]:
     if len(value) == rows:
         return type(value)(value[i] for i in index.tolist())
     if all(entry == value[0] for entry in value):  # Qwen-Image: one per prompt, though each has several images

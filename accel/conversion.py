@@ -102,7 +102,7 @@ def converted(source: Any, cls: type, options: Mapping[str, Any]) -> Any:
     if type(source) is cls and all(facts.get(name) == value for name, value in options.items()):
         return source
     kind = common_kind(source, cls, facts, options)
-    refuse_losses(cls, kind, facts | options, source)
+    refuse_losses(cls, kind, {**facts, **options}, source)
     made = build(source, cls, kind, facts, options)
     refuse_faults(made)
     return with_unread(made, source)
@@ -218,7 +218,7 @@ def with_levels(cls: type, settings: dict[str, Any], levels: Tensor | None) -> A
         if levels is None:
             raise Unsupported(f"{cls.__name__} refuses these settings: {error}") from error
         made = None
-    if made is None or (levels is not None and not same(made.alphas_cumprod, levels)):
+    if levels is not None and (made is None or not same(made.alphas_cumprod, levels)):
         betas = betas_of(levels.clamp_min(FLOOR)).tolist()
         named = {"trained_betas": betas, "rescale_betas_zero_snr": False, "snr_shift_scale": 1.0}
         made = construct(cls, settings | {k: v for k, v in named.items() if k in fields(cls)})

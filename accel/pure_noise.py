@@ -27,7 +27,7 @@ def from_pure_noise(made: Any) -> Any:
         raise Unsupported(f"{name} is wrong for a model that starts from pure noise: use heun, or euler_ancestral")
     if type(made) is HeunDiscreteScheduler:
         made.__class__ = HeunFromPureNoise
-    made.steps_in_float32 = name.startswith(CANCELLING)
+    vars(made)["steps_in_float32"] = name.startswith(CANCELLING)
     return made
 
 
@@ -41,7 +41,7 @@ class HeunFromPureNoise(HeunDiscreteScheduler):
 
     def step(self, model_output: Any, timestep: Any, sample: Any, return_dict: bool = True) -> Any:
         unchanged = self.step_index == 1 and not self.state_in_first_order
-        output = super().step(model_output, timestep, sample, return_dict)
+        output: Any = super().step(model_output, timestep, sample, return_dict)
         if not unchanged:
             return output
         if not return_dict:

@@ -75,7 +75,10 @@ class Options(dict[str, Any]):
     def _fixed(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("the options of a technique do not change: make another technique")
 
-    __setitem__ = __delitem__ = __ior__ = update = pop = popitem = clear = setdefault = _fixed
+    __setitem__: Any = _fixed
+    update: Any = _fixed
+    __delitem__ = __ior__ = pop = popitem = clear = _fixed
+    setdefault: Any = _fixed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,9 @@ they depend on prompt, step and seed, so that "the same picture" and "another pi
     image = pipe(**FAMILIES["sdxl"].call())[0]
 """
 
+# pyright: reportArgumentType=false, reportOperatorIssue=false
+# diffusers annotates components by the class of its first user.
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
