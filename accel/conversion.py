@@ -212,12 +212,12 @@ def betas_of(levels: Tensor) -> Tensor:
 
 def with_levels(cls: type, settings: dict[str, Any], levels: Tensor | None) -> Any:
     """A `cls` that has these noise levels: by its own fields if they give them, otherwise by a list of betas."""
+    made: Any = None
     try:
         made = construct(cls, settings)
     except NotImplementedError as error:  # a beta_schedule that this class does not have
         if levels is None:
             raise Unsupported(f"{cls.__name__} refuses these settings: {error}") from error
-        made = None
     if levels is not None and (made is None or not same(made.alphas_cumprod, levels)):
         betas = betas_of(levels.clamp_min(FLOOR)).tolist()
         named = {"trained_betas": betas, "rescale_betas_zero_snr": False, "snr_shift_scale": 1.0}

@@ -5,6 +5,7 @@ distance to the training pictures with their floors, and the grids to look at.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,11 +52,15 @@ def main(
         images = generate(fast, prompts.captions, range(count), **setting.options)
         found[split] = meaning(images, prompts) | {"ceiling": ceiling(pipe, emoji, prompts)}
         found[split] |= distances(images) if split == "train" else {}
-        lines = [caption[:52] for caption in prompts.captions]
-        labels = ["\n".join(lines[i : i + 5]) for i in range(0, 20, 5)]
-        grid(images[:20].split(5), labels, margin=330).save(out / f"emoji-unet-{split}.png")
+        draw(images, prompts.captions, out / f"emoji-unet-{split}.png")
     (out / "emoji-unet.json").write_text(json.dumps(found, indent=1) + "\n")
     typer.echo(json.dumps(found, indent=1))
+
+
+def draw(images: Tensor, captions: Sequence[str], file: Path, count: int = 20, across: int = 4) -> None:
+    """The first pictures in rows, their captions at the left, one a line."""
+    labels = ["\n".join(captions[i : i + across]) for i in range(0, count, across)]
+    grid(images[:count].split(across), labels, margin=250).save(file)
 
 
 def distances(images: Tensor) -> dict[str, str]:
