@@ -58,5 +58,5 @@ def as_app(function: object) -> typer.Typer:
     import typer
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(function)  # type: ignore[arg-type]  # any annotated function is a command
+    app.command()(function)  # type: ignore[arg-type]  # typer takes any annotated function
     return app

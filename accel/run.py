@@ -37,7 +37,7 @@ class Report:
     decode_s: float = 0.0
     denoiser_calls: int = 0
     nfe: int = 0  # rows evaluated: a batched guidance pair is two
-    peak_bytes: int = 0  # GPU: allocated during this call; CPU: the process's high-water mark so far
+    peak_bytes: int = 0  # GPU: allocated during this call; CPU: the process's resident peak
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # technique -> what -> times
     notes: list[str] = field(default_factory=list)
 
