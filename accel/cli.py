@@ -49,7 +49,7 @@ def run(name: str, arguments: list[str]) -> None:
     app = found if isinstance(found, typer.Typer) else as_app(found)
     try:
         app(args=arguments, prog_name=f"fewstep {name}")
-    except FewstepError as error:
+    except (FewstepError, OSError) as error:  # a folder that cannot be written is the user's to mend, too
         typer.secho(f"fewstep {name}: {error}", fg="red", err=True)
         sys.exit(2)
 

@@ -8,13 +8,13 @@ import typer
 
 Prompts = Annotated[list[str], typer.Argument(help="one or more prompts")]
 Model = Annotated[str, typer.Option(help="emoji-unet, a pipeline folder, or a hub id")]
-RecipeName = Annotated[str, typer.Option(help="a preset (exact, precise, balanced, fast), plain, or a recipe.json")]
+RecipeName = Annotated[str, typer.Option(help="plain, exact, precise, balanced, fast (they compile first), or a file")]
 
 
 def generate(
     prompts: Prompts,
     model: Model = "emoji-unet",
-    recipe: RecipeName = "exact",
+    recipe: RecipeName = "plain",
     steps: Annotated[
         int | None, typer.Option(min=1, help="denoising steps; the recipe's or pipeline's own if not given")
     ] = None,
@@ -31,16 +31,20 @@ def generate(
 
     from .doctor import best_device
     from .errors import InvalidConfig
-    from .pipeline import AcceleratedPipeline
-    from .recipe import Recipe
+    from .pipeline import AcceleratedPipeline, known
     from .zoo import embedded
 
     if dtype not in ("float32", "bfloat16", "float16"):
         raise InvalidConfig(f"--dtype {dtype!r} is not one of float32, bfloat16, float16")
-    place = device or best_device()
+    try:
+        place = torch.device(device or best_device())
+    except RuntimeError:
+        raise InvalidConfig(f"--device {device!r} is no device of torch: cpu, cuda, cuda:1, mps, xpu") from None
+    chosen = known(recipe)
     pipe = embedded.load(model, dtype=getattr(torch, dtype)).to(place)
+    out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be written fails before the work
     pipe.set_progress_bar_config(disable=as_json)
-    fast = AcceleratedPipeline(pipe, Recipe() if recipe == "plain" else recipe)
+    fast = AcceleratedPipeline(pipe, chosen)
     rows = [prompt for prompt in prompts for _ in range(count)]
     options = {"num_inference_steps": steps, "guidance_scale": guidance}
     given = {name: value for name, value in options.items() if value is not None}
@@ -60,10 +64,9 @@ def generate(
 
 
 def save(images: list, prompts: list[str], out: Path) -> list[str]:  # type: ignore[type-arg]  # PIL images
-    out.mkdir(parents=True, exist_ok=True)
     files: list[str] = []
     for place, (image, prompt) in enumerate(zip(images, prompts, strict=True)):
-        name = "".join(c if c.isalnum() else "-" for c in prompt)[:60].strip("-")
+        name = "".join(c if c.isalnum() else "-" for c in prompt)[:60].strip("-") or "picture"
         files.append(str(out / f"{place:03d}-{name}.png"))
         image.save(files[-1])
     return files

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from .attachment import Attachment
-from .errors import Unsupported
+from .errors import InvalidRecipe, Unsupported
+from .presets import PRESETS, preset
 from .recipe import Recipe
 from .run import Report
 from .target import Target
@@ -31,7 +32,10 @@ class AcceleratedPipeline:
     what is set on one is seen on the other. Calling the wrapped pipeline itself runs it plain.
 
     `recipe`: a `Recipe`, the name of a preset, or the path of a recipe.json.
-    `keep_original=False` frees weights that a technique replaced; `detach` then refuses.
+    `keep_original=False`, the default of `from_pretrained`, frees weights that a technique replaced; `detach` then
+    refuses, and `save_pretrained` saves the weights as they are.
+    Techniques of the stage CAST (`Bfloat16`, `ChannelsLast`) change the shared weights until `detach`, for
+    calls of the wrapped pipeline too; what is written to the weights meanwhile is lost then.
     Raises `Unsupported` if a technique cannot work on this pipeline; the pipeline is then as it was.
     """
 
@@ -59,8 +63,7 @@ class AcceleratedPipeline:
             recipe = Path(path) / RECIPE_FILE
             if not recipe.exists():
                 raise Unsupported(f"{path} holds no {RECIPE_FILE}: name a recipe, for instance recipe='exact'")
-        if isinstance(recipe, Path) or str(recipe).endswith(".json"):
-            recipe = Recipe.load(str(recipe))  # before any weight is read
+        recipe = known(recipe)  # before any weight is read
         return cls(load(path, **kwargs), recipe, keep_original=keep_original)
 
     def run(self, *args: Any, **kwargs: Any) -> Result:
@@ -117,15 +120,27 @@ def accelerated_class(cls: type) -> type:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self.run(*args, **kwargs).output
 
-    body = {"__init__": init, "__call__": call, "__module__": __name__, "__doc__": cls.__doc__, "__slots__": ()}
+    body: dict[str, Any] = {"__init__": init, "__call__": call, "__module__": __name__, "__doc__": cls.__doc__}
+    body |= {"__slots__": (), "from_pipe": cls.from_pipe}  # what from_pipe makes is of the plain class
     return type(cls.__name__, (AcceleratedPipeline, cls), body)
 
 
-def resolve(recipe: Recipe | str | Path, pipe: Any) -> Recipe:
-    if isinstance(recipe, Recipe):
-        return recipe
-    if isinstance(recipe, Path) or recipe.endswith(".json"):
-        return Recipe.load(recipe)
-    from .presets import preset
+def known(recipe: Any) -> Recipe | str:
+    """A recipe, a file's recipe, or the name of a preset: what can be told before a model is loaded.
 
-    return preset(recipe, Target.of_pipeline(pipe))
+    Raises `InvalidRecipe` for anything else.
+    """
+    if isinstance(recipe, Recipe) or (isinstance(recipe, str) and recipe in PRESETS):
+        return recipe
+    if recipe == "plain":
+        return Recipe()
+    if isinstance(recipe, Path) or (isinstance(recipe, str) and recipe.endswith(".json")):
+        return Recipe.load(recipe)
+    raise InvalidRecipe(
+        f"{recipe!r} is no recipe: give Recipe(...), a preset (known: {', '.join(PRESETS)}), plain, or a recipe.json"
+    )
+
+
+def resolve(recipe: Recipe | str | Path, pipe: Any) -> Recipe:
+    found = known(recipe)
+    return found if isinstance(found, Recipe) else preset(found, Target.of_pipeline(pipe))

@@ -10,7 +10,7 @@ from typing import Any
 
 from .cache.cross_attention import CrossAttentionCache
 from .cache.text import TextCache
-from .errors import InvalidRecipe, Unsupported
+from .errors import Unsupported
 from .kernels.compile import CompileBlocks
 from .kernels.memory_format import ChannelsLast
 from .kernels.precision import Bfloat16
@@ -35,9 +35,7 @@ PRESETS: dict[str, tuple[tuple[Technique, ...], dict[str, int]]] = {
 
 
 def preset(name: str, target: Target) -> Recipe:
-    """The recipe of that name for `target`. Raises `InvalidRecipe` for an unknown name, listing the known ones."""
-    if name not in PRESETS:
-        raise InvalidRecipe(f"unknown preset {name!r}; known: {', '.join(PRESETS)}, or give a Recipe or a recipe.json")
+    """The recipe of that name for `target`."""
     techniques, defaults = PRESETS[name]
     kept = [t for t in techniques if works(t, target)]
     if not any(isinstance(t, CompileBlocks) for t in kept):

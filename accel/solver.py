@@ -135,6 +135,8 @@ class SwapScheduler(Technique):
 
 
 def scheduler_class(name: str) -> type:
+    if not isinstance(name, str):
+        raise InvalidRecipe(f"SwapScheduler takes a name, not {name!r}; known: {', '.join(SOLVERS)}")
     class_name = SOLVERS[name][0] if name in SOLVERS else name
     try:
         found = getattr(diffusers, class_name, None)

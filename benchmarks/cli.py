@@ -29,6 +29,7 @@ def sweep(
     """Schedulers x steps x guidance x recipes: quality and speed of each, CSV, JSON and an HTML report."""
     import torch
 
+    from ..accel.pipeline import known
     from ..accel.zoo import embedded
     from .prompts import choose
     from .report import write
@@ -44,6 +45,8 @@ def sweep(
     )
     chosen = choose(model, prompts, split, count, seed)
     torch.set_num_threads(1)  # a busy neighbour slows two threads far more than one
+    for name in config.recipes:
+        known(name)  # before any weight is read
     pipe = embedded.load(model)
     pipe.set_progress_bar_config(disable=True)
     rows = Sweep(pipe, chosen, config, out).run(bar(not as_json))

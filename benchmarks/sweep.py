@@ -97,7 +97,9 @@ class Sweep:
         before = json.loads(file.read_text()) if file.exists() else wanted
         different = [name for name in wanted if before.get(name) != wanted[name]]
         if different:
-            raise InvalidConfig(f"{self.out} holds a sweep with another {', another '.join(different)}: change --out")
+            raise InvalidConfig(
+                f"{self.out} holds a sweep of another {', '.join(different)}: change --out, or give the same options"
+            )
         file.write_text(json.dumps(wanted, indent=1) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:

@@ -291,8 +291,15 @@ SAMPLERS = [
 ]
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if CASES[n].technique.identity() is not None])
-@pytest.mark.parametrize(("sampler", "options"), SAMPLERS)
+SAMPLED = [
+    pytest.param(n, *sampler, marks=[pytest.mark.slow] if n == "compile_blocks" and place else [])
+    for n in NAMES
+    if CASES[n].technique.identity() is not None
+    for place, sampler in enumerate(SAMPLERS)
+]
+
+
+@pytest.mark.parametrize(("name", "sampler", "options"), SAMPLED)
 def test_stochastic_and_second_order_samplers(name, sampler, options, outputs):
     case, pipe = CASES[name], tiny("sd")
     pipe.scheduler = sampler.from_config(pipe.scheduler.config)

@@ -80,6 +80,8 @@ def test_help_and_version_do_not_wait_for_torch(tmp_path):
         (["generate", "x", "--model", "no/such/model"], "embedded model"),
         (["generate", "x", "--recipe", "no-such-preset", "--steps", "1"], "known: exact"),
         (["generate", "x", "--dtype", "int3"], "float32"),
+        (["generate", "x", "--device", "toaster"], "no device of torch"),
+        (["generate", "x", "--out", "/proc/x"], "/proc/x"),
         (["train", "autoencoder", "none.toml"], "no configuration file"),
     ],
 )

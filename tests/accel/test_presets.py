@@ -5,6 +5,7 @@ import torch
 
 from fewstep import AcceleratedPipeline
 from fewstep.accel.errors import InvalidRecipe
+from fewstep.accel.kernels.memory_format import ChannelsLast
 from fewstep.accel.presets import PRESETS, preset
 from fewstep.accel.target import Target
 from fewstep.accel.technique import Fidelity
@@ -47,3 +48,9 @@ def test_a_recipe_file_stands_in_for_a_preset(tmp_path, outputs):
     preset("exact", Target.of_pipeline(tiny("dit"))).save(tmp_path / "mine.json")
     fast = AcceleratedPipeline(tiny("dit"), tmp_path / "mine.json")
     assert torch.isfinite(outputs(fast, "dit").float()).all()
+
+
+@pytest.mark.parametrize("slip", [ChannelsLast(), None, 3, ["exact"]])
+def test_what_is_no_recipe_is_named(slip):
+    with pytest.raises(InvalidRecipe, match=r"is no recipe: give Recipe\(\.\.\.\)"):
+        AcceleratedPipeline(tiny("dit"), slip)
