@@ -135,11 +135,10 @@ class Attachment:
 
     def observe(self) -> None:
         """Wraps, outermost, what the report and the rows are read from."""
-        for name, module in self.target.denoisers.items():
-            self.patches.wrap_forward(module, observer(module, name))
+        for module in self.target.denoisers.values():
+            self.patches.wrap_forward(module, observer(module))
             if hasattr(module, "cache_context"):
                 self.patches.wrap_method(module, "cache_context", named_context)
-        for module in self.target.denoisers.values():
             Dispatcher.on(module, "forward").bare_warning = BARE_LOOP if self.pipe is None else BARE_PIPELINE
         if self.pipe is None:
             return
@@ -152,7 +151,7 @@ class Attachment:
             self.patches.wrap_method(self.pipe, "upcast_vae", holding(lock_of(self.pipe)))
 
 
-def observer(module: nn.Module, name: str) -> Callable[..., Any]:
+def observer(module: nn.Module) -> Callable[..., Any]:
     """Counts evaluations, and says which rows a call of this denoiser holds when a technique asks."""
 
     def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
