@@ -25,12 +25,12 @@ def autoencoder(config: Config, overrides: Overrides = None) -> None:
 
 @app.command()
 def base(config: Config, overrides: Overrides = None) -> None:
-    """Train a text-to-image UNet with its text encoder on an autoencoder's latents; resumes in train.out."""
-    from .base import BaseConfig, BaseTask
+    """Train a text-to-image model and its text encoder on an autoencoder's latents; resumes in train.out."""
     from .config import read
     from .data import DataConfig, EmojiData
+    from .families import CONFIGS, TASKS
     from .trainer import TrainConfig, train
 
-    settings = read(config, overrides or (), train=TrainConfig, data=DataConfig, model=BaseConfig)
-    task = BaseTask(settings["model"], EmojiData(settings["data"]))
+    settings = read(config, overrides or (), train=TrainConfig, data=DataConfig, model=CONFIGS)
+    task = TASKS[type(settings["model"])](settings["model"], EmojiData(settings["data"]))
     typer.echo(f"saved {train(task, settings['train'], settings['model'])}")

@@ -12,7 +12,17 @@ from typing import Any
 from ..accel.errors import InvalidConfig
 
 
-def read(path: str | Path, overrides: Iterable[str] = (), **sections: type) -> dict[str, Any]:
+class Families(dict[str, type]):
+    """A section whose kind depends on its key `family`: one dataclass a name."""
+
+    def choose(self, section: str, values: dict[str, Any]) -> type:
+        family = str(values.get("family"))
+        if family not in self:
+            raise InvalidConfig(f"{section}.family must be one of {', '.join(self)}; got {family}")
+        return self[family]
+
+
+def read(path: str | Path, overrides: Iterable[str] = (), **sections: type | Families) -> dict[str, Any]:
     """The sections of a TOML file as dataclasses; `overrides` are `section.key=value` with a TOML value.
 
     Raises `InvalidConfig` for an unknown section or key, naming the known ones, and for a value of the wrong kind.
@@ -41,7 +51,9 @@ def parse_override(text: str) -> tuple[str, str, Any]:
         return section, key, value.strip()  # a bare word is a string
 
 
-def build(section: str, kind: type, values: dict[str, Any]) -> Any:
+def build(section: str, kind: type | Families, values: dict[str, Any]) -> Any:
+    if isinstance(kind, Families):
+        kind = kind.choose(section, values)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     check_names(f"key of [{section}]", values, fields)
     missing = [n for n, f in fields.items() if f.default is dataclasses.MISSING and n not in values]

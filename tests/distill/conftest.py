@@ -1,9 +1,12 @@
-"""A toy task with everything that a real one has: random augmentation, a frozen part, validation, pictures."""
+"""A toy task with everything that a real one has, and a toy data set with its autoencoder."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from fewstep.distill.autoencoder import AutoencoderConfig, AutoencoderTask
+from fewstep.distill.data import GROUPS, DataConfig, EmojiData
 from fewstep.distill.trainer import Task, TrainConfig
 
 
@@ -53,3 +56,29 @@ def config(tmp_path):
         return TrainConfig(**settings | changes)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """Forty pictures: ten concepts in four styles, one concept of a group that is left out."""
+    path, rng = tmp_path_factory.mktemp("data") / "emoji.npz", np.random.default_rng(0)
+    labels = np.array([f"thing{i} of kind" for i in range(10)])
+    np.savez(
+        path,
+        X=np.broadcast_to(rng.integers(0, 256, (40, 1, 1, 3), dtype=np.uint8), (40, 64, 64, 3)),
+        style=np.arange(40) % 4,
+        concept=np.arange(40) // 4,
+        styles=np.array(["noto", "twemoji", "fluent-emoji", "fxemoji"]),
+        labels=labels,
+        tags=np.array(["red|round"] * 9 + [""]),
+        group=np.array([*GROUPS, GROUPS[0], GROUPS[0], GROUPS[1], "flags"]),
+    )
+    return EmojiData(DataConfig(path=str(path), held_out=0.2))
+
+
+@pytest.fixture(scope="session")
+def tiny_vae(data, tmp_path_factory):
+    task = AutoencoderTask(AutoencoderConfig(widths=(8, 8, 8, 8), latent_channels=4), data)
+    folder = tmp_path_factory.mktemp("vae")
+    task.save(folder)
+    return folder / "vae"

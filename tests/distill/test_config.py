@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from fewstep.accel.errors import InvalidConfig
-from fewstep.distill.config import read
+from fewstep.distill.config import Families, read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +55,23 @@ def test_missing_keys_files_and_bad_toml(tmp_path):
             read(tmp_path / f"{name}.toml", model=Model)
 
 
-@pytest.mark.parametrize("name", ["emoji-autoencoder", "emoji-unet"])
+@pytest.mark.parametrize("name", ["emoji-autoencoder", "emoji-unet", "emoji-dit"])
 def test_the_shipped_configurations_are_valid(name):
     from importlib.resources import files
 
     from fewstep.distill.autoencoder import AutoencoderConfig
-    from fewstep.distill.base import BaseConfig
     from fewstep.distill.data import DataConfig
+    from fewstep.distill.families import CONFIGS
     from fewstep.distill.trainer import TrainConfig
 
-    model = {"emoji-autoencoder": AutoencoderConfig, "emoji-unet": BaseConfig}[name]
+    model = {"emoji-autoencoder": AutoencoderConfig}.get(name, CONFIGS)
     read(str(files("fewstep.distill") / "configs" / f"{name}.toml"), train=TrainConfig, data=DataConfig, model=model)
+
+
+def test_a_family_chooses_the_kind_of_its_section(tmp_path):
+    families = Families(plain=Model, other=Model)
+    file = tmp_path / "c.toml"
+    for given, words in (('family = "odd"', "plain, other; got odd"), ("width = 3", "plain, other; got None")):
+        file.write_text(f"[model]\n{given}\n")
+        with pytest.raises(InvalidConfig, match=words):
+            read(file, model=families)
