@@ -8,14 +8,20 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
+from ..accel.errors import InvalidConfig
 from .data import EmojiData
 from .trainer import Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoencoderConfig:
-    """Shape of the model and weights of the loss terms; the factor is 2 ** (len(widths) - 1)."""
+    """Shape of the model and weights of the loss terms; the factor is 2 ** (len(widths) - 1).
 
+    `encoder`: a trained autoencoder's folder. Its encoder is kept as it is, so that every model trained on its latents
+    stays valid, its decoder is trained on, and its own shape counts.
+    """
+
+    encoder: str = ""
     widths: tuple[int, ...] = (24, 48, 96, 128)
     latent_channels: int = 8
     layers_per_block: int = 1
@@ -29,17 +35,7 @@ class AutoencoderTask(Task):
     def __init__(self, config: AutoencoderConfig, data: EmojiData) -> None:
         super().__init__()
         self.config, self.data = config, data
-        depth = len(config.widths)
-        kind: Any = AutoencoderKL  # diffusers' annotations are narrower than what it takes
-        self.vae: Any = kind(
-            down_block_types=("DownEncoderBlock2D",) * depth,
-            up_block_types=("UpDecoderBlock2D",) * depth,
-            block_out_channels=config.widths,
-            layers_per_block=config.layers_per_block,
-            latent_channels=config.latent_channels,
-            norm_num_groups=config.norm_groups,
-            sample_size=data.pixels.shape[-1],
-        )
+        self.vae: Any = decoder_of(config.encoder) if config.encoder else untrained(config, data.pixels.shape[-1])
 
     def __len__(self) -> int:
         return len(self.data.train)
@@ -49,16 +45,17 @@ class AutoencoderTask(Task):
         if self.config.flip:
             flipped = torch.rand(len(images), generator=rng) < 0.5
             images = torch.where(flipped[:, None, None, None], images.flip(-1), images)
-        shape = (len(images), self.config.latent_channels, *(s // self.factor for s in images.shape[-2:]))
+        shape = (len(images), self.vae.config.latent_channels, *(s // self.factor for s in images.shape[-2:]))
         return {"images": images, "noise": torch.randn(shape, generator=rng)}
 
     @property
     def factor(self) -> int:
-        return 2 ** (len(self.config.widths) - 1)
+        return 2 ** (len(self.vae.config.block_out_channels) - 1)
 
     def forward(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         images = batch["images"]
-        posterior = self.vae.encode(images).latent_dist
+        with torch.set_grad_enabled(not self.config.encoder and torch.is_grad_enabled()):
+            posterior = self.vae.encode(images).latent_dist
         decoded = self.vae.decode(posterior.mean + posterior.std * batch["noise"]).sample.float()
         pixel, edge = (decoded - images).abs().mean(), edges(decoded - images)
         kl = posterior.kl().float().mean()
@@ -85,10 +82,38 @@ class AutoencoderTask(Task):
     @torch.no_grad()
     def save(self, folder: Path) -> None:
         """The autoencoder with the scaling factor that gives its training latents unit variance."""
-        parts = self.data.images(self.data.train).split(64)
-        latents = torch.cat([self.vae.encode(x.to(self.vae.device)).latent_dist.mean for x in parts])
-        self.vae.register_to_config(scaling_factor=1 / latents.float().std().item())
+        if not self.config.encoder:
+            parts = self.data.images(self.data.train).split(64)
+            latents = torch.cat([self.vae.encode(x.to(self.vae.device)).latent_dist.mean for x in parts])
+            self.vae.register_to_config(scaling_factor=1 / latents.float().std().item())
         self.vae.save_pretrained(folder / "vae")
+
+
+def untrained(config: AutoencoderConfig, pixels: int) -> Any:
+    depth = len(config.widths)
+    kind: Any = AutoencoderKL  # diffusers' annotations are narrower than what it takes
+    return kind(
+        down_block_types=("DownEncoderBlock2D",) * depth,
+        up_block_types=("UpDecoderBlock2D",) * depth,
+        block_out_channels=config.widths,
+        layers_per_block=config.layers_per_block,
+        latent_channels=config.latent_channels,
+        norm_num_groups=config.norm_groups,
+        sample_size=pixels,
+    )
+
+
+def decoder_of(folder: str) -> Any:
+    """A trained autoencoder of which only the decoder is trained on."""
+    vae = load_vae(folder).train()
+    vae.decoder.requires_grad_(True)
+    return vae
+
+
+def load_vae(folder: str) -> Any:
+    if not (Path(folder) / "config.json").exists():
+        raise InvalidConfig(f"no autoencoder at {folder}; train one with fewstep train autoencoder")
+    return AutoencoderKL.from_pretrained(folder).eval().requires_grad_(False)
 
 
 def edges(difference: Tensor) -> Tensor:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL
 from torch import Tensor
 
-from ..accel.errors import InvalidConfig
+from .autoencoder import load_vae
 from .data import EmojiData
 from .tokenizer import word_tokenizer
 from .trainer import Task, seeded
@@ -129,12 +128,6 @@ class BaseTask(Task):
 def read_as_float32(file: Path) -> None:
     """transformers takes the type of the weights, diffusers float32, and a pipeline of both fails at its first step."""
     file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
-
-
-def load_vae(folder: str) -> Any:
-    if not (Path(folder) / "config.json").exists():
-        raise InvalidConfig(f"model.vae: no autoencoder at {folder}; train one with fewstep train autoencoder")
-    return AutoencoderKL.from_pretrained(folder).eval().requires_grad_(False)
 
 
 def vocabulary(data: EmojiData) -> list[str]:

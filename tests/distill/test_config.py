@@ -55,7 +55,7 @@ def test_missing_keys_files_and_bad_toml(tmp_path):
             read(tmp_path / f"{name}.toml", model=Model)
 
 
-@pytest.mark.parametrize("name", ["emoji-autoencoder", "emoji-unet", "emoji-dit"])
+@pytest.mark.parametrize("name", ["emoji-autoencoder", "emoji-autoencoder-decoder", "emoji-unet", "emoji-dit"])
 def test_the_shipped_configurations_are_valid(name):
     from importlib.resources import files
 
@@ -64,7 +64,7 @@ def test_the_shipped_configurations_are_valid(name):
     from fewstep.distill.families import CONFIGS
     from fewstep.distill.trainer import TrainConfig
 
-    model = {"emoji-autoencoder": AutoencoderConfig}.get(name, CONFIGS)
+    model = AutoencoderConfig if "autoencoder" in name else CONFIGS
     read(str(files("fewstep.distill") / "configs" / f"{name}.toml"), train=TrainConfig, data=DataConfig, model=model)
 
 
