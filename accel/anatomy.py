@@ -356,6 +356,17 @@ def rows_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return len(sample)
 
 
+def timestep_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The time argument of a denoiser's call as it was given, or None if it has none by a known name."""
+    for name in ("timestep", "t"):
+        if name in kwargs:
+            return kwargs[name]
+        names = _parameters(type(_bare(module)))
+        if name in names and names.index(name) < len(args):
+            return args[names.index(name)]
+    return None
+
+
 def take_rows(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], index: Tensor
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -144,6 +144,8 @@ class Attachment:
             return
         if hasattr(type(self.pipe), "encode_prompt"):
             self.patches.wrap_method(self.pipe, "encode_prompt", timed_text)
+        if hasattr(type(self.pipe), "prepare_latents"):
+            self.patches.wrap_method(self.pipe, "prepare_latents", counted_images)
         for decoder in self.target.decoders.values():
             if hasattr(decoder, "decode"):
                 self.patches.wrap_method(decoder, "decode", decoding(lock_of(self.pipe)))
@@ -157,7 +159,7 @@ def observer(module: nn.Module) -> Callable[..., Any]:
     def around(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         run = open_run()
         rows = count_rows(run, module, args, kwargs)
-        run.begin_call(lambda: describe_rows(run, rows))
+        run.begin_call(lambda: describe_rows(run, rows), anatomy.timestep_of(module, args, kwargs))
         now = time.perf_counter()
         first = run.slot("denoise_start", lambda: now)
         output = inner(*args, **kwargs)
@@ -200,7 +202,7 @@ def declared_rows(run: Run, branches: Sequence[str]) -> tuple[Row, ...]:
 
 
 def images_of(run: Run, view: Any, rows: int) -> int:
-    """The latents' batch: as seen at the last step, or before it from the guidance that the call asked for."""
+    """The latents' batch: as prepared or seen at the last step, else from the guidance that the call asked for."""
     if run.images is not None and rows % run.images == 0:
         return run.images
     guided = getattr(view, "do_classifier_free_guidance", None)
@@ -219,6 +221,15 @@ def named_context(inner: Callable[..., Any], name: str, *args: Any, **kwargs: An
             yield
     finally:
         run.context = before
+
+
+def counted_images(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The latents' batch, known before the first step: some pipelines tell their guidance to nobody."""
+    output, run = inner(*args, **kwargs), open_run()
+    latents = output[0] if isinstance(output, tuple) else output
+    if run.images is None and isinstance(latents, torch.Tensor):
+        run.images = len(latents)
+    return output
 
 
 def timed_text(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

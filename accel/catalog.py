@@ -8,6 +8,10 @@ from .technique import Technique
 TECHNIQUES: dict[str, str] = {
     "text_cache": ".cache.text:TextCache",
     "cross_attention_cache": ".cache.cross_attention:CrossAttentionCache",
+    "deep_cache": ".cache.deep:DeepCache",
+    "first_block_cache": ".cache.first_block:FirstBlockCache",
+    "forecast": ".cache.forecast:Forecast",
+    "tiny_decoder": ".decoder:TinyDecoder",
     "swap_scheduler": ".solver:SwapScheduler",
     "channels_last": ".kernels.memory_format:ChannelsLast",
     "bfloat16": ".kernels.precision:Bfloat16",

@@ -9,6 +9,7 @@ from typing import Any
 
 from . import catalog
 from .errors import InvalidRecipe
+from .policy import policy
 from .technique import Claim, Technique
 
 FORMAT = 1
@@ -79,10 +80,17 @@ def build(entry: Mapping[str, Any]) -> Technique:
     name = settings.pop("name", None)
     kind = catalog.technique(name)
     try:
-        return kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()})
+        return kind(**{key: setting(value) for key, value in settings.items()})
     except TypeError:
         known = ", ".join(kind.__dataclass_fields__) or "none"
         raise InvalidRecipe(f"{name}: cannot build it from {settings}; its settings are: {known}") from None
+
+
+def setting(value: Any) -> Any:
+    """A technique's setting from its form in JSON."""
+    if isinstance(value, list):
+        return tuple(value)
+    return policy(value) if isinstance(value, Mapping) and "policy" in value else value
 
 
 def refuse_conflicts(techniques: tuple[Technique, ...]) -> None:

@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+import torch
+
 T = TypeVar("T")
 _current: ContextVar["Run | None"] = ContextVar("fewstep_run", default=None)
 
@@ -72,6 +74,8 @@ class Run:
         self.images: int | None = None  # rows of the latents, once a step has shown them
         self.context: str | None = None  # name of the denoiser's cache_context
         self.call_of_step = 0  # denoiser calls since the last step
+        self.timestep: Any = None  # as the denoiser call in progress was given it
+        self.closing: list[Callable[[Run], None]] = []  # what is to be said when the call is over
         self.describe: Callable[[], tuple[Row, ...]] = tuple
         self._rows: tuple[Row, ...] | None = None
         self._slots: dict[Any, Any] = {}
@@ -93,8 +97,18 @@ class Run:
             self._rows = self.describe()
         return self._rows
 
-    def begin_call(self, describe: Callable[[], tuple[Row, ...]]) -> None:
-        self.describe, self._rows = describe, None
+    def begin_call(self, describe: Callable[[], tuple[Row, ...]], timestep: Any = None) -> None:
+        self.describe, self._rows, self.timestep = describe, None, timestep
+
+    @contextmanager
+    def narrowed(self, places: Sequence[int]) -> Generator[None]:
+        """While the denoiser is called for some of its rows: those at `places`."""
+        before = self.rows
+        self._rows = tuple(before[i] for i in places)
+        try:
+            yield
+        finally:
+            self._rows = before
 
     def advance(self) -> None:
         """One scheduler step is complete."""
@@ -106,10 +120,15 @@ class Run:
         """Noise level of the current step; nan if the scheduler does not say, or past its last step."""
         if self._sigmas is None:
             self._sigmas = noise_levels(self.scheduler)
-        return self._sigmas[self.step] if self.step < len(self._sigmas) else math.nan
+        if self._sigmas:
+            return self._sigmas[self.step] if self.step < len(self._sigmas) else math.nan
+        return noise_level(self.scheduler, self.timestep)
 
     def forget(self) -> None:
         """The call is over: its tensors are freed now, not when the garbage collector finds the Run."""
+        for say in self.closing:
+            say(self)
+        self.closing.clear()
         self._slots.clear()
         self.describe, self._rows = tuple, None
 
@@ -143,17 +162,24 @@ def entered(run: Run) -> Generator[Run]:
 
 
 def noise_levels(scheduler: Any) -> list[float]:
-    """The noise level of each step of a diffusers scheduler after `set_timesteps`, the begin index taken off."""
-    timesteps = getattr(scheduler, "timesteps", None)
-    if timesteps is None:
+    """The noise level of each step after `set_timesteps`, the begin index taken off; none if it has no such list."""
+    timesteps, sigmas = getattr(scheduler, "timesteps", None), getattr(scheduler, "sigmas", None)
+    if timesteps is None or sigmas is None or len(sigmas) < len(timesteps):
         return []
     start = getattr(scheduler, "begin_index", None) or 0
-    if getattr(scheduler, "sigmas", None) is not None and len(scheduler.sigmas) >= len(timesteps):
-        return [float(s) for s in scheduler.sigmas[start : len(timesteps)]]
-    if hasattr(scheduler, "alphas_cumprod"):
-        alphas = scheduler.alphas_cumprod[timesteps.long().cpu()].double().tolist()
-        return [math.sqrt((1 - a) / a) if a > 0 else math.inf for a in alphas]
-    return []
+    return [float(s) for s in sigmas[start : len(timesteps)]]
+
+
+def noise_level(scheduler: Any, timestep: Any) -> float:
+    """The noise level at `timestep` of a scheduler that knows alphas and no sigmas: DDIM, DDPM, PNDM, LCM.
+
+    Some of them have no begin index either, so under image-to-image strength only the timestep says where a call is.
+    """
+    alphas = getattr(scheduler, "alphas_cumprod", None)
+    if alphas is None or timestep is None:
+        return math.nan
+    alpha = float(alphas[int(torch.as_tensor(timestep).flatten()[0])])
+    return math.sqrt((1 - alpha) / alpha) if alpha > 0 else math.inf
 
 
 def rows_of_branches(run: Run, branches: Sequence[str], images: int) -> tuple[Row, ...]:

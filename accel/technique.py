@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from .policy import Policy
+
 if TYPE_CHECKING:
     from .patches import Patches
     from .target import Target
@@ -82,9 +84,11 @@ class Technique(ABC):
 
     def settings(self) -> dict[str, Any]:
         """Fields by name, as they go into a recipe's JSON."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {k: v.settings() if isinstance(v, Policy) else v for k, v in values.items()}
 
     def __str__(self) -> str:
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         default = {f.name: f.default for f in dataclasses.fields(self)}
-        changed = {k: v for k, v in self.settings().items() if default[k] != v}
+        changed = {k: v for k, v in values.items() if default[k] != v}
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in changed.items())})"

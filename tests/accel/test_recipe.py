@@ -15,9 +15,11 @@ ALL = [catalog.example(name) for name in catalog.TECHNIQUES]
 
 
 def test_techniques_are_sorted_by_stage_whatever_the_order_given():
-    recipe = Recipe(*reversed(ALL))
+    owners = {claim: technique for technique in ALL for claim in technique.claims}
+    peaceful = [t for t in ALL if all(owners[claim] is t for claim in t.claims)]
+    recipe = Recipe(*reversed(peaceful))
     stages = [t.stage for t in recipe.techniques]
-    assert stages == sorted(stages) and set(recipe.techniques) == set(ALL)
+    assert stages == sorted(stages) and set(recipe.techniques) == set(peaceful)
 
 
 @pytest.mark.parametrize("technique", ALL, ids=lambda t: t.name)

@@ -1,0 +1,72 @@
+"""Forecast: between two computations features are extrapolated instead of reused.
+
+*What* keeps what all blocks together added at the last few computed steps, and puts a polynomial through them over the
+noise level; on a UNet, the feature of the deep part.
+*Pays when* features move smoothly: many steps, first-order and multistep samplers.
+*Hurts when* samplers add noise at each step, and with long gaps: the polynomial leaves the data. Order 2 is seldom
+better than 1.
+*Exact?* no; `Every(1)` is.
+*Settings* `when`: a policy, `Every(3)`; `order`: 0 reuse, 1 a line, 2 a parabola; `depth`, of a UNet.
+*Source* TaylorSeer, Liu et al. 2025, arXiv:2503.06923. Differs: Lagrange's form on the true noise levels, which are not
+evenly spaced; only computed features are ever extrapolated from; the order rises as a row collects them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..errors import Unsupported
+from ..patches import Patches
+from ..policy import EACH_THIRD, Every, Policy
+from ..target import Target
+from ..technique import Claim, Fidelity, Stage, Technique
+from .first_block import span_after_first
+from .reuse import Cache, need_bounded, need_rows
+from .transformer_span import lists, span_blocks
+from .unet_span import deepest, is_unet, span_unet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast(Technique):
+    """Extrapolates what the blocks add."""
+
+    name: ClassVar[str] = "forecast"
+    stage: ClassVar[Stage] = Stage.CACHE
+    fidelity: ClassVar[Fidelity] = Fidelity.LOSSY
+    claims: ClassVar[frozenset[Claim]] = frozenset({Claim("reuse of blocks")})
+
+    when: Policy = EACH_THIRD
+    order: int = 1
+    depth: int = 0
+
+    def check(self, target: Target) -> None:
+        need_bounded(self.when, type(self).__name__)
+        if self.order not in (0, 1, 2):
+            raise Unsupported(f"Forecast(order={self.order}): 0 reuses, 1 draws a line, 2 a parabola")
+        for denoiser in target.denoisers.values():
+            need_rows(denoiser, type(self).__name__)
+            limit = deepest(denoiser, type(self).__name__) if is_unet(denoiser) else 0
+            if not is_unet(denoiser):
+                lists(denoiser, type(self).__name__)
+            if not 0 <= self.depth <= limit:
+                raise Unsupported(
+                    f"Forecast(depth={self.depth}): {type(denoiser).__name__} has depths from 0 to {limit}"
+                )
+
+    def apply(self, target: Target, patches: Patches) -> None:
+        for denoiser in target.denoisers.values():
+            cache = Cache(self, self.name, denoiser, self.when, self.order)
+            if self.when.watches:
+                span_after_first(cache, patches)
+            elif is_unet(denoiser):
+                span_unet(cache, patches, self.depth)
+            else:
+                for blocks in lists(denoiser, type(self).__name__):
+                    span_blocks(cache, patches, blocks)
+            cache.attach(patches)
+
+    def identity(self) -> "Forecast":
+        return Forecast(when=Every(1), order=self.order, depth=self.depth)
+
+    def space(self) -> Mapping[str, tuple[Any, ...]]:
+        return {"when": tuple(Every(n) for n in (2, 3, 4, 5)), "order": (0, 1, 2)}
