@@ -46,6 +46,10 @@ class Policy(ABC):
         """Whether `Past.change` is read, so that it has to be measured."""
         return False
 
+    def ties(self, change: float) -> bool:
+        """Whether `change` lies so close to a threshold that rounding may decide: in another batch, the other way."""
+        return False
+
     def __and__(self, other: "Policy") -> "Policy":
         return Both(self, other)
 
@@ -123,6 +127,9 @@ class Dynamic(Policy):
     def watches(self) -> bool:
         return True
 
+    def ties(self, change: float) -> bool:
+        return abs(change - self.threshold) <= 1e-3 * self.threshold
+
     def reuses(self, past: Past) -> bool:
         return past.change < self.threshold and past.reused < self.max_consecutive
 
@@ -138,6 +145,9 @@ class Both(Policy):
     @property
     def watches(self) -> bool:
         return self.first.watches or self.second.watches
+
+    def ties(self, change: float) -> bool:
+        return self.first.ties(change) or self.second.ties(change)
 
     def reuses(self, past: Past) -> bool:
         return self.first.reuses(past) and self.second.reuses(past)

@@ -85,6 +85,8 @@ class Reuse:
         """Decisions from how much `feature` has changed, for each row, since it was last computed."""
         changes = self.change(feature)
         self.changes += [c for c in changes if not math.isnan(c)]
+        if ties := sum(self.cache.policy.ties(c) for c in changes):
+            open_run().count(self.cache.name, "ties", ties)
         flags = self.decide(changes)
         computed = [i for i, flag in enumerate(flags) if not flag]
         if computed:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .. import anatomy
 from ..errors import Unsupported
@@ -72,7 +72,8 @@ RETURNS: dict[str, tuple[str, ...]] = {
 
 def lists(denoiser: nn.Module, technique: str) -> list[list[nn.Module]]:
     """The blocks in the order of their work, list by list. A transformer that is in no table is taken if all its blocks
-    stand in one list, are alike and return one stream; otherwise `Unsupported` is raised."""
+    stand in one list and are alike; its first evaluation then proves that one stream flows through them. Raises
+    `Unsupported` otherwise."""
     bare = anatomy._bare(denoiser)
     names = anatomy._by_class(type(bare), LISTS)
     if names is not None:
@@ -129,12 +130,30 @@ def around_block(
         enter(state, span, contract.read(args, kwargs))
     if not state.reusing:
         output = inner(*args, **kwargs)
+        if not is_known(cache.denoiser):
+            prove(state, span, contract.read(args, kwargs)[0], output, first)
         if last:
             state.keep(span, minus(contract.unpack(output), state.entry.pop(span)))
         return output
     if last:
         return contract.pack(added(state.entry.pop(span), state.predict(span)))
     return contract.pack(contract.read(args, kwargs))
+
+
+def is_known(denoiser: nn.Module) -> bool:
+    return anatomy._by_class(type(anatomy._bare(denoiser)), LISTS) is not None
+
+
+def prove(state: Reuse, span: nn.Module, stream: Any, output: Any, first: bool) -> None:
+    """Of a transformer in no table: each block takes what the one before it returned, a tensor of the same shape."""
+    flow = state.blanks.get(("flow", span))
+    if not isinstance(output, Tensor) or output.shape != stream.shape or not (first or stream is flow):
+        model = type(state.cache.denoiser).__name__
+        raise Unsupported(
+            f"{state.cache.name}: more than one stream flows through the blocks of {model}, or something "
+            "happens between them: describe it in fewstep.accel.cache.transformer_span.LISTS and RETURNS"
+        )
+    state.blanks["flow", span] = output
 
 
 def enter(state: Reuse, span: nn.Module, streams: Values) -> None:

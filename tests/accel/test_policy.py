@@ -46,6 +46,12 @@ def test_a_change_below_the_threshold_is_reused_but_not_for_ever():
     assert pattern(Dynamic(0.0), LEVELS, changes) == "CCCCCCCC"
 
 
+def test_a_change_within_a_thousandth_of_the_threshold_is_a_tie():
+    rule = Every(3) & Dynamic(0.2)
+    assert [rule.ties(c) for c in (0.2, 0.2001, 0.1999, 0.21, math.nan)] == [True, True, True, False, False]
+    assert not Every(3).ties(3.0)
+
+
 def test_an_unknown_noise_level_lies_in_no_window():
     assert not Window().reuses(Past(sigma=math.nan))
 

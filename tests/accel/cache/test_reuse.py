@@ -7,7 +7,8 @@ import torch
 from DeepCache import DeepCacheSDHelper
 from diffusers import EulerDiscreteScheduler, FirstBlockCacheConfig, HeunDiscreteScheduler
 
-from fewstep import AcceleratedPipeline, Recipe
+from fewstep import AcceleratedPipeline, Recipe, accelerate, release
+from fewstep import run as fewstep_run
 from fewstep.accel.cache.deep import DeepCache
 from fewstep.accel.cache.first_block import FirstBlockCache
 from fewstep.accel.cache.forecast import Forecast
@@ -220,3 +221,69 @@ class Weird(Policy):
 def test_what_cannot_work_is_refused_before_anything_changes(technique, family, error, words):
     with pytest.raises(error, match=words):
         AcceleratedPipeline(tiny(family), Recipe(technique))
+
+
+class Block(torch.nn.Module):
+    def __init__(self, pair=False):
+        super().__init__()
+        self.linear, self.pair = torch.nn.Linear(4, 4), pair
+
+    def forward(self, x, other=None):
+        return (self.linear(x), other) if self.pair else x + self.linear(x)
+
+
+class Unknown(torch.nn.Module):
+    """A transformer of the user's own, in no table but that of rows."""
+
+    def __init__(self, between=False, pair=False):
+        super().__init__()
+        self.blocks, self.between, self.pair = torch.nn.ModuleList(Block(pair) for _ in range(3)), between, pair
+
+    def forward(self, sample, timestep):
+        x = sample + timestep
+        for block in self.blocks:
+            x = block(x)
+            x = x[0] if self.pair else x * 2 if self.between else x
+        return x
+
+
+@pytest.fixture
+def own_rows(monkeypatch):
+    from fewstep.accel import anatomy
+
+    monkeypatch.setitem(anatomy.ROW_ARGS, "Unknown", {"timestep": "shared"})
+
+
+def loop(model, steps=6):
+    x, seen = torch.ones(2, 4), []
+    with fewstep_run() as state:
+        for t in range(steps):
+            seen.append(model(x, 1.0 / (t + 1)))
+            state.advance()
+    return torch.stack(seen)
+
+
+@torch.no_grad()
+def test_an_unknown_transformer_is_inferred_and_proved(own_rows):
+    torch.manual_seed(0)
+    model = Unknown()
+    plain = loop(model)
+    accelerate(model, Recipe(Forecast(when=Every(1))))
+    assert torch.equal(loop(model), plain)
+    release(model)
+    accelerate(model, Recipe(Forecast(when=Every(2), order=0)))
+    reused = loop(model)
+    release(model)
+    assert torch.equal(reused[::2], plain[::2]) and not torch.equal(reused[1::2], plain[1::2])
+    entry = torch.ones(2, 4) + 1.0 / 2  # of the second evaluation, to which is added what the first one added
+    torch.testing.assert_close(reused[1], entry + plain[0] - (torch.ones(2, 4) + 1.0))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("odd", [{"between": True}, {"pair": True}])
+def test_an_unknown_transformer_that_is_not_so_is_refused_at_its_first_evaluation(odd, own_rows):
+    model = Unknown(**odd)
+    accelerate(model, Recipe(Forecast()))
+    with pytest.raises(Unsupported, match="more than one stream"):
+        loop(model)
+    release(model)
