@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from ..accel.errors import InvalidConfig
+from ..accel.zoo.embedded import EMBEDDED
 from .data.reference import reference
 
 
@@ -38,10 +39,11 @@ def drawn(split: str, count: int, seed: int) -> Prompts:
 
 
 def choose(model: str, file: Path | None, split: str, count: int, seed: int) -> Prompts:
-    """The file's prompts, repeated to `count`; without a file, the embedded model's captions."""
+    """The file's prompts, repeated to `count`; without a file, an embedded model's own captions."""
     if file is None:
-        if model != "emoji-unet":
-            raise InvalidConfig(f"give --prompts FILE for {model}: only emoji-unet brings captions of its own")
+        if model not in EMBEDDED:
+            known = ", ".join(EMBEDDED)
+            raise InvalidConfig(f"give --prompts FILE for {model}: only embedded models ({known}) bring their captions")
         return drawn(split, count, seed)
     if not file.is_file():
         raise InvalidConfig(f"--prompts {file}: there is no such file")

@@ -7,6 +7,7 @@ from torch import Tensor
 from .data.reference import reference as embedded
 from .metrics.distribution import kid_figure, mmd2
 from .metrics.features import Features, extract
+from .metrics.judge import judged
 from .metrics.noise_floor import half_width
 from .metrics.paired import means
 from .metrics.perceptual import perceptual
@@ -41,7 +42,10 @@ class Quality:
 
 
 def meaning(images: Tensor, prompts: Prompts) -> dict[str, float]:
-    """Caption retrieval with the half width of its 95 % interval, where it is known what a picture must show."""
+    """Caption retrieval and the judge's verdict, each with the half width of its 95 % interval.
+
+    Nothing where nobody knows what a picture must show.
+    """
     if prompts.concepts is None or prompts.styles is None:
         return {}
     data = embedded()
@@ -49,7 +53,7 @@ def meaning(images: Tensor, prompts: Prompts) -> dict[str, float]:
     row: dict[str, float] = {}
     for rank, found in hits(images, prompts.concepts, prompts.styles, gallery).items():
         row |= {f"top{rank}": found.double().mean().item(), f"top{rank}_floor": half_width(found.double())}
-    return row
+    return row | judged(images, data.group[prompts.concepts], prompts.styles)
 
 
 def to_data(features: Features, prompts: Prompts) -> dict[str, float | None]:

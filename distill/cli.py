@@ -34,3 +34,29 @@ def base(config: Config, overrides: Overrides = None) -> None:
     settings = read(config, overrides or (), train=TrainConfig, data=DataConfig, model=CONFIGS)
     task = TASKS[type(settings["model"])](settings["model"], EmojiData(settings["data"]))
     typer.echo(f"saved {train(task, settings['train'], settings['model'])}")
+
+
+@app.command()
+def judge(config: Config, overrides: Overrides = None) -> None:
+    """Train the judge of generated pictures, a classifier of group and style; resumes in train.out."""
+    from .config import read
+    from .data import DataConfig, EmojiData
+    from .judge import JudgeConfig, JudgeTask
+    from .trainer import TrainConfig, train
+
+    settings = read(config, overrides or (), train=TrainConfig, data=DataConfig, model=JudgeConfig)
+    task = JudgeTask(settings["model"], EmojiData(settings["data"]))
+    typer.echo(f"saved {train(task, settings['train'], settings['model'])}")
+
+
+@app.command()
+def decoder(config: Config, overrides: Overrides = None) -> None:
+    """Distil an autoencoder's decoder into a small one, for TinyDecoder; resumes in train.out."""
+    from .config import read
+    from .data import DataConfig, EmojiData
+    from .decoder import DecoderConfig, DecoderTask
+    from .trainer import TrainConfig, train
+
+    settings = read(config, overrides or (), train=TrainConfig, data=DataConfig, model=DecoderConfig)
+    task = DecoderTask(settings["model"], EmojiData(settings["data"]))
+    typer.echo(f"saved {train(task, settings['train'], settings['model'])}")

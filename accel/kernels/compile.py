@@ -106,11 +106,20 @@ def running(region: nn.Module, compiled: Callable[..., Any], patches: "Patches")
         run = open_run()
         obstacle = run.slot((CompileBlocks, region), lambda: obstacle_in(region, patches))
         if obstacle is None:
-            return compiled(region, *args, **kwargs)
+            return compiled(region, *map(laid_out, args), **{name: laid_out(value) for name, value in kwargs.items()})
         run.report.note(f"{type(region).__name__} ran uncompiled: {obstacle}")
         return inner(*args, **kwargs)
 
     return around
+
+
+def laid_out(value: Any) -> Any:
+    """Tokens in memory of their own, in the order of their dimensions: the first block of a list often gets a view or a
+    transposed tensor, the others never, and a graph is good for one of these only. Pictures keep their format."""
+    if not isinstance(value, torch.Tensor) or value.ndim != 3:
+        return value
+    plain = value.stride() == (value.shape[1] * value.shape[2], value.shape[2], 1) and not value._is_view()
+    return value if plain else value.clone(memory_format=torch.contiguous_format)
 
 
 def obstacle_in(region: nn.Module, patches: "Patches") -> str | None:

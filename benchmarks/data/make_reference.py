@@ -22,6 +22,7 @@ def main(
 ) -> None:
     """Gallery at 16x16 pixels, and features of the training and the held-out pictures."""
     data = EmojiData(DataConfig(path=str(emoji)))
+    groups = data.config.groups
     pixels = avg_pool2d(data.pixels.float(), data.pixels.shape[-1] // 16)
     arrays: dict[str, Any] = {
         "gallery": pixels.round().byte().numpy(),
@@ -30,6 +31,8 @@ def main(
         "held_out": np.isin(np.arange(len(data.concept)), data.test),
         "labels": np.array(data.labels),
         "styles": np.array(data.styles),
+        "group": np.array([groups.index(g) if g in groups else -1 for g in data.group], np.int8),
+        "groups": np.array(groups),
     }
     for split, indices in (("train", data.train), ("test", data.test)):
         arrays |= features(data, indices, split)

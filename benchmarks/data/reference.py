@@ -15,7 +15,7 @@ FILE = "reference.npz"
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """The emoji that emoji-unet was trained on, and those held out, at 16x16 pixels, with features of both."""
+    """The emoji that the embedded models learnt from, and those held out, at 16x16 pixels, with features of both."""
 
     gallery: Tensor  # (N, 3, 16, 16) float32 in 0..1
     concept: Tensor  # (N,) index into `labels`
@@ -23,6 +23,8 @@ class Reference:
     held_out: Tensor  # (N,) bool
     labels: list[str]
     styles: list[str]
+    group: Tensor  # (labels,) index into `groups`; -1 where none of the pictures is of that group
+    groups: list[str]
     head: dict[str, Tensor]  # split -> (500, 1280) float32
     block10: dict[str, Gaussian]  # split -> mean and covariance of all its pictures
 
@@ -45,6 +47,8 @@ def reference() -> Reference:
         held_out=torch.from_numpy(arrays["held_out"]),
         labels=arrays["labels"].tolist(),
         styles=arrays["styles"].tolist(),
+        group=torch.from_numpy(arrays["group"].astype(np.int64)),
+        groups=arrays["groups"].tolist(),
         head={split: torch.from_numpy(arrays[f"head_{split}"]).float() for split in ("train", "test")},
         block10={split: gaussian(arrays, split) for split in ("train", "test")},
     )

@@ -3,6 +3,7 @@
 import pytest
 
 from fewstep.accel.errors import InvalidConfig
+from fewstep.accel.zoo.embedded import EMBEDDED
 from fewstep.benchmarks.cli import numbers, words
 from fewstep.benchmarks.data.reference import reference
 from fewstep.benchmarks.prompts import choose, drawn
@@ -30,14 +31,15 @@ def test_file_is_repeated_to_the_count(tmp_path):
     assert prompts.concepts is None and prompts.places is None
 
 
-def test_embedded_model_has_captions_of_its_own():
-    assert choose("emoji-unet", None, "test", 4, 0) == drawn("test", 4, 0)
+@pytest.mark.parametrize("model", EMBEDDED)
+def test_embedded_models_have_captions_of_their_own(model):
+    assert choose(model, None, "test", 4, 0) == drawn("test", 4, 0)
 
 
 def test_refusals(tmp_path):
     (tmp_path / "empty.txt").write_text("\n \n")
     cases = {
-        "give --prompts FILE for some/model": ("some/model", None, "train", 4),
+        "give --prompts FILE for some/model: only embedded models": ("some/model", None, "train", 4),
         "no such file": ("m", tmp_path / "absent.txt", "train", 4),
         "there is no": ("m", tmp_path, "train", 4),
         "holds no prompts": ("m", tmp_path / "empty.txt", "train", 4),

@@ -52,7 +52,9 @@ def test_rows_are_complete(swept):
     rows = swept[1]
     assert [r["key"] for r in rows] == [s.key for s in CONFIG.settings()]
     for row in rows:
-        figures = (*PAIRED, "top1", "top5", "kid_data", *(f"{name}_floor" for name in (*PAIRED, "top1", "kid_data")))
+        known = ("top1", "top5", "kid_data", "group_accuracy", "style_accuracy")
+        floors = (f"{name}_floor" for name in (*PAIRED, "top1", "kid_data", "group_accuracy"))
+        figures = (*PAIRED, *known, *floors)
         assert all(isinstance(row[name], float) for name in (*figures, *SPEED))
         assert all(row[name] > 0 for name in COST)
         assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]

@@ -38,6 +38,14 @@ def test_features(split):
     assert torch.linalg.eigvalsh(gaussian.cov).min() > -1e-6
 
 
+def test_every_picture_is_of_a_group():
+    data = reference()
+    assert data.groups == list(GROUPS) and len(data.group) == len(data.labels)
+    assert data.group[data.concept].unique().tolist() == list(range(len(GROUPS)))
+    names = {label: data.groups[group] for label, group in zip(data.labels, data.group.tolist(), strict=True)}
+    assert names["red apple"] == "food & drink" and names["tractor"] == "travel & places"
+
+
 def test_captions():
     data = reference()
     place = int(data.indices("test")[0])
@@ -66,4 +74,5 @@ def test_made_from_the_set(tmp_path, monkeypatch):
     torch.testing.assert_close(made.gallery[:, :, 3, 5], torch.from_numpy(colours[:, 0, 0]).float() / 255)
     assert made.indices("test").tolist() == data.test.tolist()
     assert [made.caption(i) for i in range(n)] == [data.caption(i) for i in range(n)]
+    assert [made.groups[g] for g in made.group] == data.group
     assert len(made.head["train"]) == made.block10["train"].n == len(data.train)
