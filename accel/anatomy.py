@@ -356,6 +356,13 @@ def rows_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return len(sample)
 
 
+def size_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of the noisy sample of a denoiser's call, without the rows."""
+    names, _ = _layout(module)
+    sample = args[0] if args else kwargs[names[0]]
+    return tuple((sample if isinstance(sample, Tensor) else sample[0]).shape[1:])
+
+
 def timestep_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The time argument of a denoiser's call as it was given, or None if it has none by a known name."""
     for name in ("timestep", "t"):

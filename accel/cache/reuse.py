@@ -7,6 +7,7 @@ denoiser is called once for the rows that compute and once for those that reuse:
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -36,11 +37,21 @@ class Reuse:
         self.blanks: dict[Any, Any] = {}
         self.entry: dict[Any, Values] = {}
         self.rows: tuple[Row, ...] = ()
+        self.asked = 0  # rows of the call that is being decided
+        self.turns: Counter[Any] = Counter()  # how often each span was met in this evaluation
         self.call = 0
+        self.size: tuple[int, ...] = ()
         self.reusing: bool | None = None  # None: the probe has yet to decide
         self.changes: list[float] = []
 
     # ------------------------------------------------------------------------------------ rows and decisions
+
+    def begin(self, run: Run, size: tuple[int, ...]) -> None:
+        """A denoiser call on latents of `size`: of another size, nothing that is kept fits."""
+        if size != self.size:
+            self.spans, self.blanks, self.size = {}, {}, size
+            self.watched, self.probed = RowStore(), RowStore()
+        self.asked, self.call, self.reusing = len(run.rows), run.call_of_step, None
 
     @property
     def keys(self) -> list[Hashable]:
@@ -54,7 +65,7 @@ class Reuse:
             past = self.past.setdefault(key, Past())
             past.sigma, past.change = row.sigma, change
             flags.append(self.has(key) and self.cache.policy.reuses(past))
-        return flags if self.cache.divisible else [all(flags)] * len(flags)
+        return flags if len(set(flags)) == 1 or self.cache.divisible else [False] * len(flags)
 
     def has(self, key: Hashable) -> bool:
         return bool(self.spans) and all(store.ages(key) for store in self.spans.values())
@@ -62,6 +73,7 @@ class Reuse:
     def settle(self, reusing: bool) -> None:
         """This group's decision, counted for each of its rows."""
         self.reusing = reusing
+        self.turns.clear()
         open_run().count(self.cache.name, "reused" if reusing else "computed", len(self.rows))
         for key in self.keys:
             past = self.past.setdefault(key, Past())
@@ -137,20 +149,34 @@ class Cache:
 
     def __init__(self, key: Any, name: str, denoiser: nn.Module, policy: Policy, order: int = 0) -> None:
         self.key, self.name, self.denoiser, self.policy, self.order = key, name, denoiser, policy, order
-        self.divisible = not hasattr(denoiser, "pag_attn_processors")
+
+    @property
+    def divisible(self) -> bool:
+        """Whether rows may be called apart. PAG's processors, which stand on the denoiser during a call alone, split
+        its batch in blocks."""
+        processors = getattr(self.denoiser, "attn_processors", {})
+        return not any(type(processor).__name__.startswith("PAG") for processor in processors.values())
 
     def attach(self, patches: Patches) -> None:
         patches.wrap_forward(self.denoiser, self.around)
 
     def state(self) -> Reuse:
-        """Of the call in progress; made by the around of the denoiser, which every block is beneath."""
-        return open_run().slot((self.key, self.denoiser), lambda: Reuse(self))
+        """Of the call in progress; made by the around of the denoiser, which every block is beneath. Its rows are those
+        at hand: a technique in between may have called the denoiser for some of them."""
+        run = open_run()
+        state = run.slot((self.key, self.denoiser), self.fresh)
+        state.rows = run.rows
+        return state
+
+    def fresh(self) -> Reuse:
+        """What one call is going to remember."""
+        return Reuse(self)
 
     def around(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         run, state = open_run(), self.state()
         if self.policy.watches and not state.past:
             run.closing.append(lambda run: self.say(run, state))
-        state.rows, state.call, state.reusing = run.rows, run.call_of_step, None
+        state.begin(run, anatomy.size_of(self.denoiser, args, kwargs))
         if self.policy.watches:
             return self.after_probe(run, state, inner, args, kwargs)
         return self.decided(run, state, state.decide([math.nan] * len(run.rows)), inner, args, kwargs)
@@ -184,6 +210,7 @@ class Cache:
             state = self.state()
             if state.reusing is not None:  # decided in a group: this module has been computed
                 return packed(state.probed.get(state.keys), state.blanks["probe"])
+            self.need_all_rows(state)
             output = inner(*args, **kwargs)
             flags = state.probe(feature(args, kwargs, output))
             if len(set(flags)) == 1:
@@ -194,6 +221,13 @@ class Cache:
             raise Mixed(flags)
 
         return around
+
+    def need_all_rows(self, state: Reuse) -> None:
+        if len(state.rows) != state.asked:
+            raise Unsupported(
+                f"{self.name} decides inside the denoiser, and a technique beneath it has called that for some of "
+                "the rows: name that technique after it in the recipe"
+            )
 
     def say(self, run: Run, state: Reuse) -> None:
         """A threshold that decided nothing is told with what it would have had to lie between."""
@@ -284,9 +318,11 @@ def need_rows(denoiser: nn.Module, name: str) -> None:
         )
 
 
-def need_bounded(policy: Policy, name: str) -> None:
+def need_bounded(policy: Policy, name: str, field: str = "when") -> None:
     """Raises `InvalidRecipe` for no policy, and `Unsupported` for one that might never compute inside its window."""
     if not isinstance(policy, Policy):
-        raise InvalidRecipe(f"{name}(when={policy!r}): give a policy, for instance Every(3)")
+        raise InvalidRecipe(f"{name}({field}={policy!r}): give a policy, for instance Every(3)")
     if all(isinstance(part, (Window, Both)) for part in parts(policy)):
-        raise Unsupported(f"{name}(when={policy}) never computes inside its window: Every(3) & {policy}, for instance")
+        raise Unsupported(
+            f"{name}({field}={policy}) never computes inside its window: Every(3) & {policy}, for instance"
+        )

@@ -114,7 +114,8 @@ def around_skipped(cache: Cache, module: nn.Module, inner: Callable[..., Any], *
     if state.reusing:
         return blank(state, module)
     output = inner(*args, **kwargs)
-    state.blanks[module] = shapes(output, len(state.rows))
+    if module not in state.blanks:
+        state.blanks[module] = shapes(output, len(state.rows))
     return output
 
 
@@ -123,9 +124,9 @@ def around_exit(cache: Cache, module: nn.Module, inner: Callable[..., Any], *arg
     if state.reusing:
         return fill(state.blanks[module], state.predict(module)[0])
     output = inner(*args, **kwargs)
-    feature = tensor_of(output)
-    state.blanks[module] = shapes(output, len(state.rows))
-    state.keep(module, (feature,))
+    if module not in state.blanks:
+        state.blanks[module] = shapes(output, len(state.rows))
+    state.keep(module, (tensor_of(output),))
     return output
 
 
