@@ -9,15 +9,16 @@ import typer
 
 Model = Annotated[str, typer.Option(help="emoji-unet, a pipeline folder, or a hub id")]
 Json = Annotated[bool, typer.Option("--json", help="print the rows as JSON, without tables and bars")]
+RECIPES = "plain, presets, recipe.json files, or techniques (each spread over its space), with commas"
 SCHEDULERS = "ddim,euler,dpmpp_2m,unipc,deis,heun"
 
 
 def sweep(
     model: Model = "emoji-unet",
-    schedulers: Annotated[str, typer.Option(help="names, with commas")] = SCHEDULERS,
+    schedulers: Annotated[str, typer.Option(help="names, with commas; own: the pipeline's")] = SCHEDULERS,
     steps: Annotated[str, typer.Option(help="whole numbers, with commas")] = "2,4,6,10,20,50",
     guidance: Annotated[str, typer.Option(help="guidance scales, with commas")] = "3",
-    recipes: Annotated[str, typer.Option(help="plain, presets or recipe.json files, with commas")] = "plain",
+    recipes: Annotated[str, typer.Option(help=RECIPES)] = "plain",
     count: Annotated[int, typer.Option(min=4, help="pictures a setting")] = 100,
     repeats: Annotated[int, typer.Option(min=2, help="timed calls a setting")] = 5,
     prompts: Annotated[Path | None, typer.Option(help="a file, one prompt a line; other models need it")] = None,
@@ -29,24 +30,26 @@ def sweep(
     """Schedulers x steps x guidance x recipes: quality and speed of each, CSV, JSON and an HTML report."""
     import torch
 
+    from ..accel import catalog
     from ..accel.pipeline import known
     from ..accel.zoo import embedded
     from .prompts import choose
     from .report import write
-    from .sweep import Sweep, SweepConfig
+    from .sweep import Sweep, SweepConfig, spread
 
+    asked = words("--recipes", recipes)
+    for name in set(asked) - set(catalog.TECHNIQUES):
+        known(name)  # before any weight is read
     config = SweepConfig(
         schedulers=words("--schedulers", schedulers),
         steps=numbers("--steps", steps, int),
         guidance=numbers("--guidance", guidance, float),
-        recipes=words("--recipes", recipes),
+        recipes=spread(asked),
         repeats=repeats,
         seed=seed,
     )
     chosen = choose(model, prompts, split, count, seed)
     torch.set_num_threads(1)  # a busy neighbour slows two threads far more than one
-    for name in config.recipes:
-        known(name)  # before any weight is read
     pipe = embedded.load(model)
     pipe.set_progress_bar_config(disable=True)
     rows = Sweep(pipe, chosen, config, out).run(bar(not as_json))

@@ -5,18 +5,19 @@ Each setting is a row: pictures of the same prompts from the same seeds, compare
 """
 
 import copy
-import itertools
 import json
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from ..accel import catalog
 from ..accel.errors import InvalidConfig, Unsupported
 from ..accel.pipeline import AcceleratedPipeline, resolve
 from ..accel.recipe import Recipe
@@ -29,11 +30,13 @@ from .report import grid
 from .timing import compare, machine
 
 SHOWN = 8  # pictures of each setting in the report
+OWN = "own"  # the scheduler that the pipeline comes with
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One point of the sweep. `recipe`: plain, a preset's name, or a recipe.json."""
+    """One point of the sweep. `scheduler`: a name, or own. `recipe`: plain, a preset, a recipe.json, or a technique's
+    setting as `points` names it."""
 
     scheduler: str
     steps: int
@@ -63,12 +66,33 @@ class SweepConfig:
     seed: int = 0
 
     def settings(self) -> list[Setting]:
-        axes = itertools.product(self.recipes, self.schedulers, self.steps, self.guidance)
+        axes = product(self.recipes, self.schedulers, self.steps, self.guidance)
         return [Setting(recipe=r, scheduler=s, steps=n, guidance=g) for r, s, n, g in axes]
 
     @property
     def reference(self) -> Setting:
         return Setting(scheduler=self.schedulers[0], steps=max(self.steps), guidance=self.guidance[0])
+
+
+def points(technique: str) -> dict[str, Recipe]:
+    """Every setting in the `space()` of a technique of the catalog, by its name in the table."""
+    example = catalog.example(technique)
+    space = example.space()
+    settings = [replace(example, **dict(zip(space, values, strict=True))) for values in product(*space.values())]
+    return {str(setting): Recipe(setting) for setting in settings}
+
+
+def spread(names: Sequence[str]) -> tuple[str, ...]:
+    """The names with every technique of the catalog in place of its own spread over its space."""
+    return tuple(point for name in names for point in (points(name) if name in catalog.TECHNIQUES else (name,)))
+
+
+def recipe_of(name: str, pipe: Any) -> Recipe:
+    """Of a name in the sweep. Raises InvalidRecipe for one that nobody knows."""
+    for technique in catalog.TECHNIQUES:
+        if name.startswith(catalog.technique(technique).__name__ + "("):
+            return points(technique)[name]
+    return Recipe() if name == "plain" else resolve(name, pipe)
 
 
 class Sweep:
@@ -79,8 +103,8 @@ class Sweep:
 
     def __init__(self, pipe: Any, prompts: Prompts, config: SweepConfig, out: Path) -> None:
         self.pipe, self.prompts, self.config, self.out = pipe, prompts, config, out
-        self.recipes = {name: Recipe() if name == "plain" else resolve(name, pipe) for name in config.recipes}
-        self.schedulers = {name: SwapScheduler(name) for name in config.schedulers}
+        self.recipes = {name: recipe_of(name, pipe) for name in config.recipes}
+        self.schedulers = {name: () if name == OWN else (SwapScheduler(name),) for name in config.schedulers}
         self.seeds = [config.seed + i for i in range(len(prompts.captions))]
         self.file = out / "rows.jsonl"
         (out / "pictures").mkdir(parents=True, exist_ok=True)
@@ -124,7 +148,7 @@ class Sweep:
         """`pipe` with the setting's scheduler and the rest of its recipe; the plain pipeline again afterwards."""
         recipe = self.recipes.get(setting.recipe, Recipe())
         rest = [t for t in recipe.techniques if not isinstance(t, SwapScheduler)]
-        fast: Any = AcceleratedPipeline(pipe, Recipe(self.schedulers[setting.scheduler], *rest, **recipe.defaults))
+        fast: Any = AcceleratedPipeline(pipe, Recipe(*self.schedulers[setting.scheduler], *rest, **recipe.defaults))
         try:
             yield fast
         finally:

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
 from fewstep import Recipe
+from fewstep.accel import catalog
 from fewstep.accel.cache.text import TextCache
 from fewstep.accel.errors import InvalidConfig, InvalidRecipe
 from fewstep.accel.kernels.compile import CompileBlocks
@@ -13,7 +15,7 @@ from fewstep.accel.kernels.precision import Bfloat16
 from fewstep.accel.zoo.tiny import tiny
 from fewstep.benchmarks import report
 from fewstep.benchmarks.prompts import Prompts, drawn
-from fewstep.benchmarks.sweep import Setting, Sweep, SweepConfig
+from fewstep.benchmarks.sweep import Setting, Sweep, SweepConfig, recipe_of, spread
 
 CONFIG = SweepConfig(schedulers=("ddim", "euler"), steps=(1, 2), guidance=(2.0,), repeats=2, batch_size=3)
 PAIRED = ("psnr", "ssim", "perceptual", "kid")
@@ -140,3 +142,21 @@ def test_report_of_a_sweep_shows_every_setting(swept):
 def test_reference_setting():
     assert CONFIG.reference == Setting(scheduler="ddim", steps=2, guidance=2.0)
     assert CONFIG.reference in CONFIG.settings()
+
+
+@pytest.mark.parametrize("name", list(catalog.TECHNIQUES))
+def test_every_technique_is_swept_through_its_space(name):
+    names = spread(("plain", name))
+    settings = [recipe_of(n, None).techniques[0] for n in names[1:]]
+    space = catalog.example(name).space()
+    assert names[0] == "plain" and len(set(settings)) == math.prod(len(v) for v in space.values())
+    assert all(type(s) is catalog.technique(name) for s in settings)
+
+
+def test_a_technique_in_its_space_with_the_scheduler_that_is_there(pipe, tmp_path):
+    names = tuple(n for n in spread(("deep_cache",)) if "depth=1" in n)[:2]
+    config = dataclasses.replace(CONFIG, schedulers=("own",), steps=(3,), recipes=("plain", *names))
+    rows, _ = run(pipe, tmp_path / "out", config, Prompts(captions=["a", "b", "c", "d"]))
+    assert [r["recipe"] for r in rows] == ["plain", *names] and {r["scheduler"] for r in rows} == {"own"}
+    assert rows[0]["psnr"] == 100 > max(r["psnr"] for r in rows[1:])
+    assert max(r["multiply_adds"] for r in rows[1:]) < rows[0]["multiply_adds"]
