@@ -9,6 +9,10 @@ next to the picture run, on the current latents.
 *Settings* `when`: a policy, `Every(3)`; `depth`: how many down layers are computed always, 0 the fewest.
 *Source* Ma et al. 2023, arXiv:2312.00858. Differs: decided for each row of the batch; evaluations are counted and not
 looked up by timestep, so that samplers that evaluate a step twice, image-to-image and per-row timesteps are right.
+*Measured* emoji-unet, 25 DDIM steps, guidance 3, one picture a call, one thread of a Zen 5 CPU, 7 interleaved pairs,
+PSNR of 16 pictures: `depth` 0 computing each second evaluation 1.55 (1.52..1.59) at 42.6 dB, each third 1.96
+(1.93..2.03) at 36.2 dB; `depth` 1 1.33 at 46.4 dB and 1.48 at 40.8 dB; `depth` 2 1.16 at 54.0 dB and 1.27 at 48.0 dB.
+Equals DeepCache 0.1.1 at every depth.
 """
 
 from collections.abc import Mapping

@@ -9,6 +9,10 @@ the report, which gives the range of the measured changes.
 *Settings* `threshold`: the relative change below which is reused; `max_consecutive`: at most so often in a row.
 *Source* first block caches of ParaAttention (github.com/chengzeyi/ParaAttention) and diffusers. Differs: decides for
 each row of the batch, guidance branches apart, UNets too.
+*Measured* emoji-unet, 25 DDIM steps, guidance 3, one picture a call, one thread of a Zen 5 CPU, 7 interleaved pairs,
+PSNR of 16 pictures: threshold 0.1 1.15 (1.14..1.17) at 50.9 dB, 0.2 1.13 at 42.7 dB, 0.3 1.15 at 38.2 dB: guidance
+branches that decide apart cost two small calls in place of one, which on so small a UNet eats the gain. A threshold
+that never fires 0.93. Equals diffusers' on a Flux of one row.
 """
 
 from collections.abc import Mapping

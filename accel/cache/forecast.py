@@ -9,6 +9,9 @@ better than 1.
 *Settings* `when`: a policy, `Every(3)`; `order`: 0 reuse, 1 a line, 2 a parabola; `depth`, of a UNet.
 *Source* TaylorSeer, Liu et al. 2025, arXiv:2503.06923. Differs: Lagrange's form on the true noise levels, which are not
 evenly spaced; only computed features are ever extrapolated from; the order rises as a row collects them.
+*Measured* emoji-unet, 25 DDIM steps, guidance 3, one picture a call, one thread of a Zen 5 CPU, 7 interleaved pairs,
+PSNR of 16 pictures: `depth` 1, each second evaluation: order 0 1.33 at 46.4 dB, order 1 1.30 at 55.1 dB, order 2 1.29
+at 57.0 dB; each third: 1.49 at 40.8 dB, 1.41 at 46.7 dB, 1.47 at 44.8 dB.
 """
 
 from collections.abc import Mapping
