@@ -5,14 +5,18 @@ Encoding (image-to-image, inpainting), latents, configuration and everything bef
 *Pays when* steps are few, so that decoding is a good part of the call; pictures are large (the full decoder's memory is
 most of the peak); previews at every step.
 *Hurts when* fine texture or small text matters: it redraws them more softly. Frames of AnimateDiff, which are decoded
-one by one, may flicker.
+one by one, may flicker. Guidance is so strong that latents leave what a small decoder was trained on: see below.
 *Exact?* no: another decoder. The latents are bit-equal.
 *Settings* `weights`: "auto" takes the decoder for the pipeline's latents, which are told by their channels, scaling and
 shift factor: the encoder fixes these, and a decoder that is trained on leaves them alone, so weights are not compared.
 Ours for the emoji models is carried along; those for SD, SDXL, SD3 and Flux (Z-Image has Flux's latents) come from the
 hub. Or a folder, for one of `fewstep train decoder`, or a hub id.
 *Source* TAESD, Ollin Boer Bohan 2023, github.com/madebyollin/taesd.
-*Measured* MEASURED
+*Measured* emoji-unet, one thread of a Zen 5 CPU, float32, interleaved, CPU time, 95 % intervals. Decoding: 10.9 and
+4.9 ms a picture, 2.24 (2.22..2.27) times as fast, eight at once 2.65 (2.64..2.71); beside a channels-last full decoder
+2.17 and 2.62. Whole calls with dpmpp_2m: 1.36 (1.33..1.41) at one step, 1.13 (1.12..1.14) at four, both unguided; 1.08
+(1.04..1.11) at ten with guidance. 500 held-out pictures: 24.8 dB, the full decoder 26.4 dB, 29.6 dB between the two;
+8 samples at 25 DDIM steps: 30.0 dB between the two without guidance, 29.0 (worst 24.3) at 3, 22.4 (worst 15.9) at 7.5.
 """
 
 import copy
