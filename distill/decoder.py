@@ -31,12 +31,15 @@ class DecoderConfig:
     """`vae`: the autoencoder's folder. `blocks`: residual blocks at each resolution, from the latents' up.
 
     All resolutions have `width` channels, as AutoencoderTiny wants it, so blocks cost 4 times more at each.
+    `enlarged`: the share of latents that are made up to half as large again, as guidance makes them; of these there is
+    no picture but what the full decoder draws.
     """
 
     vae: str
     width: int = 48
     blocks: tuple[int, ...] = (4, 4, 1, 0)
     edge_weight: float = 1.0
+    enlarged: float = 0.2
     flip: bool = True
 
     def __post_init__(self) -> None:
@@ -71,10 +74,16 @@ class DecoderTask(Task):
         images = self.data.images(torch.from_numpy(self.data.train)[indices])
         side = torch.randint(len(self.latents), (len(images),), generator=rng)
         flipped = torch.where(side.bool()[:, None, None, None], images.flip(-1), images)
-        return {"images": flipped, "latents": self.latents[side, indices]}
+        chosen, size = torch.rand(2, len(images), generator=rng)
+        scale = torch.where(chosen < self.config.enlarged, 1 + size / 2, torch.ones(()))
+        return {"images": flipped, "latents": self.latents[side, indices], "scale": scale}
 
     def forward(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        difference = self.tiny.decoder(batch["latents"]).float() - batch["images"]
+        latents, wanted = batch["latents"] * batch["scale"][:, None, None, None], batch["images"].clone()
+        larger = batch["scale"] > 1
+        if larger.any():
+            wanted[larger] = self.decode_full(latents[larger]).float()
+        difference = self.tiny.decoder(latents).float() - wanted
         pixel, edge = difference.abs().mean(), edges(difference)
         return pixel + self.config.edge_weight * edge, {"l1": pixel.detach(), "edge": edge.detach()}
 
@@ -87,6 +96,7 @@ class DecoderTask(Task):
 
     @torch.no_grad()
     def decode_full(self, latents: Tensor) -> Tensor:
+        """What the autoencoder itself makes of latents as a denoiser has them."""
         config = self.vae.config
         unscaled = latents / config.scaling_factor + (config.shift_factor or 0.0)
         return torch.cat([self.vae.decode(z).sample for z in unscaled.split(32)])
