@@ -57,6 +57,41 @@ def sweep(
     show(rows, as_json)
 
 
+bench = typer.Typer(no_args_is_help=True, help="Measure against other libraries.")
+
+
+@bench.callback()
+def _group() -> None:
+    """Measure against other libraries."""
+
+
+@bench.command()
+def peers(
+    model: Annotated[
+        str, typer.Option(help="an embedded model, or a folder with the emoji captions' model")
+    ] = "emoji-unet",
+    steps: Annotated[int, typer.Option(min=2)] = 25,
+    guidance: Annotated[float, typer.Option()] = 3.0,
+    count: Annotated[int, typer.Option(min=4, help="pictures compared a setting")] = 32,
+    repeats: Annotated[int, typer.Option(min=3, help="pairs of calls timed a setting")] = 9,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16")] = "fp32",
+    out: Annotated[Path, typer.Option(help="folder of results; one that stopped goes on")] = Path("peers"),
+    as_json: Json = False,
+) -> None:
+    """Our caches against DeepCache, cache-dit and diffusers' hooks: speed at equal distance to the plain pictures."""
+    import torch
+
+    from ..accel.errors import InvalidConfig
+    from .head_to_head import HeadToHead, Race, write
+
+    if precision not in ("fp32", "bf16"):
+        raise InvalidConfig(f"--precision {precision!r} is not one of fp32, bf16")
+    torch.set_num_threads(1)
+    race = Race(model=model, steps=steps, guidance=guidance, count=count, repeats=repeats, precision=precision)
+    found = write(HeadToHead(race, out).run(bar(not as_json)), race, out)
+    typer.echo(json.dumps(found["ours_to_peer_at_equal_psnr"], indent=1))
+
+
 def demo(
     out: Annotated[Path, typer.Option(help="folder for the picture and the table")] = Path("demo"),
     recipe: Annotated[str, typer.Option(help="the accelerated row: a preset or a recipe.json")] = "balanced",
