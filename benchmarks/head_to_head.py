@@ -87,7 +87,7 @@ def contenders(race: Race) -> Iterator[tuple[Point, Start]]:
     kind = "unet" if hasattr(race.load(), "unet") else "transformer"
     yield Point(contender=PLAIN, setting="", ours=True), race.load
     for name, ours in OURS.items():
-        for recipe in ours.recipes if ours.on == kind else ():
+        for recipe in ours.recipes(race.steps) if ours.on == kind else ():
             blank = Point(contender=name, setting=str(recipe), ours=True)
             yield blank, lambda recipe=recipe: AcceleratedPipeline(race.load(), recipe)
     for name, peer in PEERS.items():

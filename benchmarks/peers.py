@@ -15,7 +15,7 @@ from ..accel.cache.deep import DeepCache
 from ..accel.cache.first_block import FirstBlockCache
 from ..accel.cache.forecast import Forecast
 from ..accel.cache.modulated import TeaCache
-from ..accel.policy import Every
+from ..accel.policy import Every, Listed
 from ..accel.recipe import Recipe
 
 THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.8)
@@ -33,10 +33,10 @@ class Peer:
 
 @dataclass(frozen=True)
 class Ours:
-    """Recipes over our knob, and the peers that they replace."""
+    """Recipes over our knob for a number of steps, and the peers that they replace."""
 
     on: str
-    recipes: Sequence[Recipe]
+    recipes: Callable[[int], Sequence[Recipe]]
     against: tuple[str, ...]
 
 
@@ -67,6 +67,12 @@ def dual_block(order: int, pipe: Any, threshold: float) -> None:
     config = kind(Fn_compute_blocks=1, Bn_compute_blocks=0, max_warmup_steps=2, residual_diff_threshold=threshold)
     calibrator = cache_dit.TaylorSeerCalibratorConfig(taylorseer_order=order) if order else None
     cache_dit.enable_cache(pipe, cache_config=config, calibrator_config=calibrator)
+
+
+def later(steps: int, computed: int, power: float = 0.8) -> Listed:
+    """`computed` evaluations from the first to the last of `steps`, denser towards the end: features move faster there.
+    The power was chosen on other captions than those of the race."""
+    return Listed(tuple(sorted({round((steps - 1) * (i / (computed - 1)) ** power) for i in range(computed)})))
 
 
 def each(name: str, values: Sequence[Any]) -> tuple[dict[str, Any], ...]:
@@ -107,32 +113,44 @@ PEERS: dict[str, Peer] = {
 OURS: dict[str, Ours] = {
     "DeepCache": Ours(
         "unet",
-        [Recipe(DeepCache(when=Every(n), depth=depth)) for depth in (0, 1, 2) for n in INTERVALS],
+        lambda steps: [Recipe(DeepCache(when=Every(n), depth=depth)) for depth in (0, 1, 2) for n in INTERVALS],
         ("DeepCache 0.1.1",),
     ),
     "Forecast, UNet": Ours(
         "unet",
-        [Recipe(Forecast(when=Every(n), order=o, depth=d)) for d in (0, 1) for o in (1, 2) for n in INTERVALS],
+        lambda steps: [
+            Recipe(Forecast(when=Every(n), order=o, depth=d)) for d in (0, 1) for o in (1, 2) for n in INTERVALS
+        ],
+        ("DeepCache 0.1.1",),
+    ),
+    "Forecast later and later, UNet": Ours(
+        "unet",
+        lambda steps: [Recipe(Forecast(when=later(steps, k))) for k in (steps // 6, *range(steps // 5, steps // 2, 2))],
         ("DeepCache 0.1.1",),
     ),
     "FirstBlockCache": Ours(
         "transformer",
-        [Recipe(FirstBlockCache(threshold=t, max_consecutive=99)) for t in THRESHOLDS],
+        lambda steps: [Recipe(FirstBlockCache(threshold=t, max_consecutive=99)) for t in THRESHOLDS],
         ("diffusers FirstBlockCache", "cache-dit DBCache"),
     ),
     "Forecast": Ours(
         "transformer",
-        [Recipe(Forecast(when=Every(n), order=order)) for order in (1, 2) for n in INTERVALS],
+        lambda steps: [Recipe(Forecast(when=Every(n), order=order)) for order in (1, 2) for n in INTERVALS],
+        ("diffusers TaylorSeer", "cache-dit DBCache TaylorSeer"),
+    ),
+    "Forecast later and later": Ours(
+        "transformer",
+        lambda steps: [Recipe(Forecast(when=later(steps, k))) for k in (steps // 6, *range(steps // 5, steps // 2, 2))],
         ("diffusers TaylorSeer", "cache-dit DBCache TaylorSeer"),
     ),
     "TeaCache": Ours(
         "transformer",
-        [Recipe(TeaCache(threshold=t, max_consecutive=99)) for t in THRESHOLDS],
+        lambda steps: [Recipe(TeaCache(threshold=t, max_consecutive=99)) for t in THRESHOLDS],
         ("diffusers FirstBlockCache", "cache-dit DBCache"),
     ),
     "AttentionBroadcast": Ours(
         "transformer",
-        [Recipe(AttentionBroadcast(spatial=Every(n))) for n in (2, 3, 4)],
+        lambda steps: [Recipe(AttentionBroadcast(spatial=Every(n))) for n in (2, 3, 4)],
         ("diffusers PAB", "diffusers FasterCache"),
     ),
 }

@@ -1,5 +1,6 @@
 """The race with other libraries: compared at equal quality, on curves; what a peer raises is a row."""
 
+import itertools
 import json
 import math
 
@@ -12,7 +13,7 @@ from fewstep.accel.policy import Every
 from fewstep.accel.zoo.tiny import tiny
 from fewstep.benchmarks import head_to_head
 from fewstep.benchmarks.head_to_head import HeadToHead, Point, Race, at, front, ratios, summary, write
-from fewstep.benchmarks.peers import OURS, PEERS, Ours, Peer
+from fewstep.benchmarks.peers import OURS, PEERS, Ours, Peer, later
 
 
 def curve(factor, ours, psnrs=(60, 50, 40, 30), name="a"):
@@ -52,11 +53,19 @@ def test_best_is_made_of_all_contenders_of_a_side():
 
 def test_every_cache_of_the_catalog_has_an_opponent_or_is_exact_or_has_none():
     """CrossAttentionGate's peer wants a method of its own in place of the pipeline's call, and drops guidance too."""
-    raced = {type(recipe.techniques[0]).name for ours in OURS.values() for recipe in ours.recipes}
+    raced = {type(recipe.techniques[0]).name for ours in OURS.values() for recipe in ours.recipes(25)}
     caches = {name for name, place in catalog.TECHNIQUES.items() if place.startswith(".cache.")}
     assert caches - raced == {"text_cache", "cross_attention_cache", "cross_attention_gate"}
     assert all(peer in PEERS for ours in OURS.values() for peer in ours.against)
     assert all(ours.on == PEERS[peer].on for ours in OURS.values() for peer in ours.against)
+
+
+@pytest.mark.parametrize(("steps", "computed"), [(25, 4), (25, 12), (50, 7)])
+def test_later_and_later_begins_with_the_first_ends_with_the_last_and_gaps_shrink(steps, computed):
+    places = later(steps, computed).computed
+    gaps = [b - a for a, b in itertools.pairwise(places)]
+    assert places[0] == 0 and places[-1] == steps - 1 and len(places) == computed
+    assert max(gaps[len(gaps) // 2 :]) <= gaps[0]
 
 
 @pytest.fixture
@@ -69,7 +78,7 @@ def small(monkeypatch):
         PEERS["DeepCache 0.1.1"].enable(pipe, (value, 0))
 
     recipes = [Recipe(DeepCache(when=Every(n))) for n in (2, 3)]
-    monkeypatch.setattr(head_to_head, "OURS", {"DeepCache": Ours("unet", recipes, ("peer",))})
+    monkeypatch.setattr(head_to_head, "OURS", {"DeepCache": Ours("unet", lambda steps: recipes, ("peer",))})
     monkeypatch.setattr(head_to_head, "PEERS", {"peer": Peer("unet", (2, 3), enable)})
     monkeypatch.setattr(head_to_head.embedded, "load", lambda model, torch_dtype: tiny("sd").to(torch_dtype))
     return Race(model="tiny", steps=4, count=4, repeats=3)
