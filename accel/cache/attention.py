@@ -12,11 +12,12 @@ of a flow its share, which is never above 1: there `Window(start=0.8, stop=0.1)`
 *Source* Pyramid Attention Broadcast, Zhao et al. 2024, arXiv:2408.12588, whose ranges (2, 6, 4) these are. Differs:
 decided for each row of the batch, guidance branches apart; the window is in noise levels; of a layer that adds its own
 input, what it adds is kept; the report counts rows of each kind of layer.
-*Measured* emoji-unet (8x8 latents, attention a tenth of the operations), 25 DDIM steps, guidance 3, batch 1, one thread
-with the other core busy, CPU time, medians of 15 interleaved calls, paired PSNR of 16 pictures, mean (least): the default
-saves 6 % of the operations, 1.02-1.07x, 34.0 (26.7) dB; `spatial=Every(4)`, `cross=Every(8)` within `Window(start=15)`
-9.9 %, 1.10x, 29.3 (22.5) dB; `Every(6)` and `Every(4)` within `Window(start=25)` 10.2 %, 1.15x, 27.8 (21.9) dB.
-Cross-attention is what costs quality here: with `Every(3)` in place of the default's 6, 38.4 (32.7) dB.
+*Measured* emoji-unet (8x8 latents, attention a tenth of the operations), 25 DDIM steps, guidance 3, batch 1, one
+thread with the other core busy, CPU time, medians of 15 interleaved calls, paired PSNR of 16 pictures, mean (least):
+the default saves 6 % of the operations, 1.02-1.07x, 34.0 (26.7) dB; `spatial=Every(4)`, `cross=Every(8)` within
+`Window(start=15)` 9.9 %, 1.10x, 29.3 (22.5) dB; `Every(6)` and `Every(4)` within `Window(start=25)` 10.2 %, 1.15x,
+27.8 (21.9) dB. Cross-attention is what costs quality here: with `Every(3)` in place of the default's 6, 38.4 (32.7)
+dB.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -13,8 +13,8 @@ half-way, 1 or more is refused.
 its own output, while T-GATE drops guidance at the gate and keeps the mean of both branches; self-attention is left
 alone.
 *Measured* experimental. emoji-unet (8x8 latents), 25 DDIM steps, guidance 3, batch 1, one thread with the other core
-busy, CPU time, medians of 15 interleaved calls, paired PSNR of 16 pictures, mean (least): `below` 0.9 saves 1.5 % of the
-operations, 0.99x, 38.1 (30.9) dB; 2.0 saves 3.1 %, 1.01x, 26.8 (22.4) dB; 2.7 24.4 dB; 6.0 21.4 dB.
+busy, CPU time, medians of 15 interleaved calls, paired PSNR of 16 pictures, mean (least): `below` 0.9 saves 1.5 % of
+the operations, 0.99x, 38.1 (30.9) dB; 2.0 saves 3.1 %, 1.01x, 26.8 (22.4) dB; 2.7 24.4 dB; 6.0 21.4 dB.
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ from torch import nn
 from ..errors import InvalidConfig
 
 HERE = Path(__file__).parent
-EMBEDDED = ("emoji-unet",)
+EMBEDDED = ("emoji-unet", "emoji-dit")
 
 
 def folder(name: str) -> Path:
