@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-COLOURS = ("#c60", "#06c", "#090", "#909", "#a33", "#077", "#660", "#339", "#666")
+COLOURS = ("#c60", "#06c", "#090", "#909", "#a33", "#077", "#660", "#339", "#666", "#c06", "#3aa")
 WIDTH, HEIGHT, PAD = 900, 480, 50
 CEILING = 70.0  # dB: what is nearer to plain is drawn here
 

@@ -17,7 +17,9 @@ thread with the other core busy, CPU time, medians of 15 interleaved calls, pair
 the default saves 6 % of the operations, 1.02-1.07x, 34.0 (26.7) dB; `spatial=Every(4)`, `cross=Every(8)` within
 `Window(start=15)` 9.9 %, 1.10x, 29.3 (22.5) dB; `Every(6)` and `Every(4)` within `Window(start=25)` 10.2 %, 1.15x,
 27.8 (21.9) dB. Cross-attention is what costs quality here: with `Every(3)` in place of the default's 6, 38.4 (32.7)
-dB.
+dB. emoji-dit, 25 steps, guidance 3, 5 interleaved pairs, PSNR of 12 pictures (`fewstep bench peers`): `spatial` of 2,
+3 and 4 within the default window 1.15 (1.14..1.16) at 33.9 dB, 1.24 at 28.8 dB, 1.30 at 25.1 dB; diffusers' PAB there
+1.15 to 1.29 at 19 to 20 dB.
 """
 
 from collections.abc import Callable, Iterator, Mapping

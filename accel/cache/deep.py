@@ -12,7 +12,8 @@ looked up by timestep, so that samplers that evaluate a step twice, image-to-ima
 *Measured* emoji-unet, 25 DDIM steps, guidance 3, one picture a call, one thread of a Zen 5 CPU, 7 interleaved pairs,
 PSNR of 16 pictures: `depth` 0 computing each second evaluation 1.55 (1.52..1.59) at 42.6 dB, each third 1.96
 (1.93..2.03) at 36.2 dB; `depth` 1 1.33 at 46.4 dB and 1.48 at 40.8 dB; `depth` 2 1.16 at 54.0 dB and 1.27 at 48.0 dB.
-Equals DeepCache 0.1.1 at every depth.
+Equals DeepCache 0.1.1 at every depth. At equal pictures 0.96 to 1.01 times as fast as that package, all intervals
+around 1.
 """
 
 from collections.abc import Mapping

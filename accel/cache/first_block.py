@@ -12,7 +12,9 @@ each row of the batch, guidance branches apart, UNets too.
 *Measured* emoji-unet, 25 DDIM steps, guidance 3, one picture a call, one thread of a Zen 5 CPU, 7 interleaved pairs,
 PSNR of 16 pictures: threshold 0.1 1.15 (1.14..1.17) at 50.9 dB, 0.2 1.13 at 42.7 dB, 0.3 1.15 at 38.2 dB: guidance
 branches that decide apart cost two small calls in place of one, which on so small a UNet eats the gain. A threshold
-that never fires 0.93. Equals diffusers' on a Flux of one row.
+that never fires 0.93. Equals diffusers' on a Flux of one row. emoji-dit, 25 steps, guidance 3, 5 interleaved pairs,
+PSNR of 12 pictures (`fewstep bench peers`): 0.1 1.34 (1.34..1.37) at 38.5 dB, 0.15 1.67 (1.66..1.70) at 33.8 dB, 0.2
+1.92 (1.83..1.96) at 31.7 dB; as fast as diffusers' at equal PSNR (0.97 to 1.01).
 """
 
 from collections.abc import Mapping
