@@ -51,7 +51,7 @@ def test_it_is_small(name):
 @pytest.mark.parametrize("name", embedded.EMBEDDED)
 def test_the_card_states_what_was_done_and_measured(name):
     card = (embedded.folder(name) / "README.md").read_text()
-    for part in ("licence", "seed", "fewstep train", "held-out", "KID", "Limits"):
+    for part in ("licence", "seed", "fewstep train", "held-out", "KID", "Limits", "memoris"):
         assert part in card, part
 
 
