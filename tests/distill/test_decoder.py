@@ -83,7 +83,7 @@ def test_pictures_and_latents_belong_together(task, data):
 def test_it_learns_a_handful_of_pictures(task):
     optimizer, batch = torch.optim.AdamW(task.parameters(), 1e-2), task.batch(torch.arange(8), seeded(0))
     losses = []
-    for _ in range(80):
+    for _ in range(160):
         loss, _ = task(batch)
         loss.backward()
         optimizer.step()
