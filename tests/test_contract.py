@@ -111,7 +111,7 @@ CASES: dict[str, Case] = {
         CrossAttentionGate(below=10.0), WORDLESS | JOINT | FLOW, reused("cross_attention_gate")
     ),
     "tea_cache": Case(TeaCache(threshold=10.0, max_consecutive=1), frozenset(), reused("tea_cache")),
-    "swap_scheduler": Case(SwapScheduler("pndm", options={"clip_sample": False}), FLOW, lambda r: True),
+    "swap_scheduler": Case(SwapScheduler("pndm"), FLOW | {"ddpm"}, lambda r: True),
     "tiny_decoder": Case(
         TinyDecoder(weights=small_decoder()), UNCODED, lambda r: r.counts["tiny_decoder"]["decoded"] > 0
     ),
