@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..accel.errors import InvalidConfig
 from .autoencoder import load_vae
 from .data import EmojiData
 from .tokenizer import word_tokenizer
@@ -18,10 +19,15 @@ from .trainer import Task, seeded
 
 @dataclass(frozen=True, kw_only=True)
 class BaseConfig:
-    """`vae` is a folder written by the autoencoder's training. Dropouts are shares of captions."""
+    """`vae` is a folder written by the autoencoder's training. Dropouts are shares of captions.
+
+    `start`: a pipeline folder of the same family, on the same latents and captions, whose weights the training goes on
+    from with a new optimizer; empty: from noise.
+    """
 
     family: str
     vae: str
+    start: str = ""
     text_width: int = 128
     text_layers: int = 2
     max_length: int = 24
@@ -58,6 +64,19 @@ class BaseTask(Task):
     @property
     def latent_size(self) -> int:
         return self.data.pixels.shape[-1] // 2 ** (len(self.vae.config.block_out_channels) - 1)
+
+    def start_from(self, folder: Path) -> None:
+        """Tokenizer and weights of a saved pipeline. Raises `InvalidConfig` if there is none, or of other sizes."""
+        index, kind = folder / "model_index.json", type(self.pipeline())
+        if not index.is_file():
+            raise InvalidConfig(f"model.start: no pipeline folder at {folder}; fewstep train writes one at OUT/final")
+        if (found := json.loads(index.read_text())["_class_name"]) != kind.__name__:
+            raise InvalidConfig(f"model.start: {folder} is a saved {found}, model.family wants a {kind.__name__}")
+        saved = kind.from_pretrained(folder)
+        self.tokenizer = saved.tokenizer  # the weights are of its ids
+        for name, part in self.pipeline().components.items():
+            if part in (self.denoiser, self.text_encoder):
+                take_weights(part, getattr(saved, name), f"model.start: the {name} of {folder}")
 
     def __len__(self) -> int:
         return len(self.data.train)
@@ -123,6 +142,15 @@ class BaseTask(Task):
         pipe.register_modules(**{name: copy.deepcopy(part).half() for name, part in parts.items()})
         pipe.save_pretrained(folder)
         read_as_float32(folder / "text_encoder" / "config.json")
+
+
+def take_weights(module: Any, source: Any, label: str) -> None:
+    shapes = {n: tuple(v.shape) for n, v in module.state_dict().items()}
+    found = {n: tuple(v.shape) for n, v in source.state_dict().items()}
+    if different := sorted(n for n in shapes.keys() | found.keys() if shapes.get(n) != found.get(n)):
+        n = different[0]
+        raise InvalidConfig(f"{label} has {n} of shape {found.get(n)}, [model] says {shapes.get(n)}: use its settings")
+    module.load_state_dict(source.state_dict())
 
 
 def read_as_float32(file: Path) -> None:

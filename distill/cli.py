@@ -28,11 +28,11 @@ def base(config: Config, overrides: Overrides = None) -> None:
     """Train a text-to-image model and its text encoder on an autoencoder's latents; resumes in train.out."""
     from .config import read
     from .data import DataConfig, EmojiData
-    from .families import CONFIGS, TASKS
+    from .families import CONFIGS, task_of
     from .trainer import TrainConfig, train
 
     settings = read(config, overrides or (), train=TrainConfig, data=DataConfig, model=CONFIGS)
-    task = TASKS[type(settings["model"])](settings["model"], EmojiData(settings["data"]))
+    task = task_of(settings["model"], EmojiData(settings["data"]))
     typer.echo(f"saved {train(task, settings['train'], settings['model'])}")
 
 
