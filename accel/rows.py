@@ -50,9 +50,9 @@ class RowStore:
         """How many values of this row are kept."""
         return len(self.kept.get(key, ()))
 
-    def level(self, key: Hashable, age: int) -> float:
-        batch, place = self.kept[key][age]
-        return batch.levels[place]
+    def levels(self, key: Hashable) -> tuple[float, ...]:
+        """Noise levels of the values of this row, the newest first."""
+        return tuple(batch.levels[place] for batch, place in self.kept[key])
 
     def get(self, keys: Sequence[Hashable], age: int = 0) -> Values:
         """The values of these rows together, `age` 0 the newest; a row that has fewer gives its oldest."""

@@ -78,7 +78,7 @@ class AttentionBroadcast(Technique):
             layers = by_kind(denoiser)
             for kind, policy in self.policies.items():
                 if layers[kind]:
-                    Broadcast((self, kind), self.name, denoiser, policy).broadcast(patches, layers[kind])
+                    Broadcast(self.name, denoiser, policy).broadcast(patches, layers[kind])
 
     def identity(self) -> "AttentionBroadcast":
         return AttentionBroadcast(spatial=OFF, cross=OFF, temporal=OFF)

@@ -53,7 +53,7 @@ class DeepCache(Technique):
 
     def apply(self, target: Target, patches: Patches) -> None:
         for denoiser in target.denoisers.values():
-            cache = Cache(self, self.name, denoiser, self.when)
+            cache = Cache(self.name, denoiser, self.when)
             span_unet(cache, patches, self.depth)
             cache.attach(patches)
 

@@ -57,7 +57,7 @@ class FirstBlockCache(Technique):
 
     def apply(self, target: Target, patches: Patches) -> None:
         for denoiser in target.denoisers.values():
-            cache = Cache(self, self.name, denoiser, self.policy)
+            cache = Cache(self.name, denoiser, self.policy)
             span_after_first(cache, patches)
             cache.attach(patches)
 

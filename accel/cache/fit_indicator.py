@@ -129,7 +129,7 @@ class Recorder(TeaCache):
 
     def apply(self, target: Target, patches: Patches) -> None:
         for denoiser in target.denoisers.values():
-            cache = RecordingCache(self, self.name, denoiser, self.policy)
+            cache = RecordingCache(self.name, denoiser, self.policy)
             cache.pairs = self.pairs
             self.put_on(cache, patches)
 

@@ -62,7 +62,7 @@ class Forecast(Technique):
 
     def apply(self, target: Target, patches: Patches) -> None:
         for denoiser in target.denoisers.values():
-            cache = Cache(self, self.name, denoiser, self.when, self.order)
+            cache = Cache(self.name, denoiser, self.when, self.order)
             if self.when.watches:
                 span_after_first(cache, patches)
             elif is_unet(denoiser):

@@ -76,7 +76,7 @@ class Gate(Broadcast):
     """Its policy reuses below the gate whatever was kept; so what is computed above it is not."""
 
     def __init__(self, technique: CrossAttentionGate, denoiser: nn.Module) -> None:
-        super().__init__(technique, technique.name, denoiser, Window(start=technique.below))
+        super().__init__(technique.name, denoiser, Window(start=technique.below))
         self.below = technique.below
 
     def lasts(self, row: Row) -> bool:

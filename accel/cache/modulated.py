@@ -38,7 +38,7 @@ from ..patches import Patches
 from ..policy import Dynamic, Past, need
 from ..target import Target
 from ..technique import Claim, Fidelity, Stage, Technique
-from .reuse import Cache, Mixed, Reuse, need_rows
+from .reuse import Cache, Mixed, Reuse, need_rows, sampled
 from .transformer_span import Contract, lists, span_blocks
 from .unet_span import deepest, down_layers, is_unet, span_unet, tensor_of
 
@@ -89,7 +89,7 @@ class TeaCache(Technique):
 
     def apply(self, target: Target, patches: Patches) -> None:
         for denoiser in target.denoisers.values():
-            self.put_on(ModulatedCache(self, self.name, denoiser, self.policy), patches)
+            self.put_on(ModulatedCache(self.name, denoiser, self.policy), patches)
 
     def put_on(self, cache: "ModulatedCache", patches: Patches) -> None:
         cache.coefficients = self.coefficients
@@ -141,7 +141,7 @@ class Accumulated(Reuse):
 
     def probe(self, feature: Tensor) -> list[bool]:
         flags = super().probe(feature)
-        self.watched.put(self.keys, (feature,))  # the next change counts from here, computed or not
+        self.watched.put(self.keys, (sampled(feature),))  # the next change counts from here, computed or not
         return flags
 
     def change(self, feature: Tensor) -> list[float]:

@@ -21,6 +21,8 @@ from ..policy import Both, Past, Policy, Window, parts
 from ..rows import RowStore, Values, in_groups, take
 from ..run import Row, Run, open_run
 
+WATCHED = 2**14  # values of a row that are compared: of unrelated ones the mean lies within 2 % of that of all
+
 
 class Mixed(Exception):
     """Rows of one call decided differently after the probe."""
@@ -95,6 +97,7 @@ class Reuse:
 
     def probe(self, feature: Tensor) -> list[bool]:
         """Decisions from how much `feature` has changed, for each row, since it was last computed."""
+        feature = sampled(feature)
         changes = self.change(feature)
         self.changes += [c for c in changes if not math.isnan(c)]
         if ties := sum(self.cache.policy.ties(c) for c in changes):
@@ -129,26 +132,35 @@ class Reuse:
             store.drop(keys)
         store.put(keys, values, [angle(row.sigma, self.past[key]) for row, key in zip(self.rows, keys, strict=True)])
 
-    def predict(self, span: Any) -> Values:
-        """The span's values now: the newest, or extrapolated through the newest few over the noise level."""
+    def predict(self, span: Any, base: Values | None = None) -> Values:
+        """The span's values now, the newest, or extrapolated through the newest few over the noise level; on `base`."""
         store, keys = self.spans[span], self.keys
-        if self.cache.order == 0:
-            return store.get(keys)
-        now = [angle(row.sigma, self.past[key]) for row, key in zip(self.rows, keys, strict=True)]
-        weights = [extrapolation(store, key, level) for key, level in zip(keys, now, strict=True)]
-        total = store.get(keys)
-        total = scaled(total, [w[0] for w in weights])
-        for age in range(1, max(map(len, weights))):
+        weights = self.weights(store, keys)
+        total = base
+        for age in range(max(map(len, weights))):
             column = [w[age] if age < len(w) else 0.0 for w in weights]
-            total = added(total, scaled(store.get(keys, age), column))
-        return total
+            total = plus(total, store.get(keys, age), column)
+        return total or ()
+
+    def weights(self, store: RowStore, keys: list[Hashable]) -> list[list[float]]:
+        """Of each row, those of its kept values, the newest first."""
+        if self.cache.order == 0:
+            return [[1.0]] * len(keys)
+        found: dict[tuple[float, ...], list[float]] = {}  # rows that came together have been through the same levels
+        return [self.weights_of(store, row, key, found) for row, key in zip(self.rows, keys, strict=True)]
+
+    def weights_of(self, store: RowStore, row: Row, key: Hashable, found: dict[Any, list[float]]) -> list[float]:
+        now, levels = angle(row.sigma, self.past[key]), store.levels(key)
+        if (now, *levels) not in found:
+            found[now, *levels] = extrapolation(levels, now)
+        return found[now, *levels]
 
 
 class Cache:
     """One technique on one denoiser: its policy, and where its spans and its probe were put."""
 
-    def __init__(self, key: Any, name: str, denoiser: nn.Module, policy: Policy, order: int = 0) -> None:
-        self.key, self.name, self.denoiser, self.policy, self.order = key, name, denoiser, policy, order
+    def __init__(self, name: str, denoiser: nn.Module, policy: Policy, order: int = 0) -> None:
+        self.name, self.denoiser, self.policy, self.order = name, denoiser, policy, order
 
     @property
     def divisible(self) -> bool:
@@ -164,7 +176,7 @@ class Cache:
         """Of the call in progress; made by the around of the denoiser, which every block is beneath. Its rows are those
         at hand: a technique in between may have called the denoiser for some of them."""
         run = open_run()
-        state = run.slot((self.key, self.denoiser), self.fresh)
+        state = run.slot(self, self.fresh)
         state.rows = run.rows
         return state
 
@@ -248,10 +260,20 @@ def some(feature: Tensor, places: Sequence[int], rows: int) -> Tensor:
     return feature if len(places) == rows else take(feature, places, rows)
 
 
+def sampled(feature: Tensor) -> Tensor:
+    """What is watched of a feature (rows, tokens, width) or (rows, channels, ..., height, width): all of a small one,
+    of a large one some of the tokens or lines. The stride is odd, so that tokens do not all lie in one column."""
+    lines = 1 if feature.ndim == 3 else feature.ndim - 2
+    most = -(-feature[0].numel() // WATCHED)
+    stride = min(most, feature.shape[lines] // 8)
+    return feature if stride <= 1 else feature[(slice(None),) * lines + (slice(None, None, stride | 1),)]
+
+
 def relative_change(now: Tensor, before: Tensor, rows: int) -> list[float]:
     """Of each row, in float32: mean |now - before| over mean |before|."""
     now, before = now.float().reshape(rows, -1), before.float().reshape(rows, -1)
-    return ((now - before).abs().mean(1) / before.abs().mean(1).clamp_min(1e-12)).tolist()
+    change, size = (torch.linalg.vector_norm(x, ord=1, dim=1) for x in (now - before, before))
+    return (change / size.clamp_min(1e-12 * now.shape[1])).tolist()
 
 
 def angle(sigma: float, past: Past) -> float:
@@ -259,33 +281,31 @@ def angle(sigma: float, past: Past) -> float:
     return float(past.evaluation) if math.isnan(sigma) else -math.atan(sigma)
 
 
-def extrapolation(store: RowStore, key: Hashable, level: float) -> list[float]:
-    """Lagrange weights of a row's kept values at `level`; values of one and the same level count once."""
-    levels: list[float] = []
-    for age in range(store.ages(key)):
-        found = store.level(key, age)
-        if any(abs(found - other) < 1e-6 for other in levels):
+def extrapolation(levels: Sequence[float], now: float) -> list[float]:
+    """Lagrange weights at `now` of values at `levels`, the newest first; the first two of one level end them."""
+    different: list[float] = []
+    for level in levels:
+        if any(abs(level - other) < 1e-6 for other in different):
             break
-        levels.append(found)
-    return [math.prod((level - other) / (mine - other) for other in levels if other != mine) for mine in levels]
+        different.append(level)
+    return [math.prod((now - o) / (mine - o) for o in different if o != mine) for mine in different]
 
 
-def scaled(values: Values, factors: Sequence[float]) -> Values:
-    if all(f == 1.0 for f in factors):
-        return values
-    return tuple(None if v is None else (rowwise(v, factors) * v) for v in values)
+def plus(total: Values | None, values: Values, factors: Sequence[float]) -> Values:
+    """`total` and `values` times a factor a row, in one pass over each tensor: they are as large as the latents."""
+    return tuple(_plus(t, v, factors) for t, v in zip(total or (None,) * len(values), values, strict=True))
 
 
-def rowwise(value: Tensor, factors: Sequence[float]) -> Tensor:
-    """One factor a row, shaped for a product with `value`."""
+def _plus(total: Tensor | None, value: Tensor | None, factors: Sequence[float]) -> Tensor | None:
+    if value is None:
+        return total
     if len(set(factors)) == 1:
-        return torch.tensor(factors[0], dtype=value.dtype, device=value.device)
+        if total is not None:
+            return torch.add(total, value, alpha=factors[0])
+        return value if factors[0] == 1.0 else value * factors[0]
     column = torch.tensor(factors, dtype=value.dtype, device=value.device)
-    return column.repeat_interleave(len(value) // len(factors)).view(-1, *(1,) * (value.ndim - 1))
-
-
-def added(left: Values, right: Values) -> Values:
-    return tuple(a if b is None else b if a is None else a + b for a, b in zip(left, right, strict=True))
+    column = column.repeat_interleave(len(value) // len(factors)).view(-1, *(1,) * (value.ndim - 1))
+    return column * value if total is None else torch.addcmul(total, column, value)
 
 
 def minus(left: Values, right: Values) -> Values:

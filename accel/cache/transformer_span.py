@@ -14,9 +14,10 @@ from .. import anatomy
 from ..errors import Unsupported
 from ..patches import Patches
 from ..rows import Values
-from .reuse import Cache, Reuse, added, fits, minus
+from .reuse import Cache, Reuse, fits, minus, sampled
 
-# The lists of blocks that one forward runs through, one after the other. Latte's are interleaved, so it has none here.
+# The lists of blocks that one forward runs through, one after the other; with a plus, nothing but residuals of a
+# ControlNet comes in between, and they are one span. Latte's are interleaved, so it has none here.
 LISTS: dict[str, tuple[str, ...]] = {
     name: tuple(lists.split())
     for lists, names in (
@@ -31,13 +32,13 @@ LISTS: dict[str, tuple[str, ...]] = {
             """,
         ),
         (
-            "transformer_blocks single_transformer_blocks",
+            "transformer_blocks+single_transformer_blocks",
             """
-            FluxTransformer2DModel Flux2Transformer2DModel ChromaTransformer2DModel BriaTransformer2DModel
-            LongCatImageTransformer2DModel OvisImageTransformer2DModel HunyuanVideoTransformer3DModel
-            HunyuanImageTransformer2DModel
+            FluxTransformer2DModel BriaTransformer2DModel LongCatImageTransformer2DModel OvisImageTransformer2DModel
+            HunyuanVideoTransformer3DModel HunyuanImageTransformer2DModel
             """,
         ),
+        ("transformer_blocks single_transformer_blocks", "Flux2Transformer2DModel ChromaTransformer2DModel"),
         ("joint_transformer_blocks single_transformer_blocks", "AuraFlowTransformer2DModel"),
         (
             "blocks",
@@ -77,7 +78,7 @@ def lists(denoiser: nn.Module, technique: str) -> list[list[nn.Module]]:
     bare = anatomy._bare(denoiser)
     names = anatomy._by_class(type(bare), LISTS)
     if names is not None:
-        return [list(getattr(bare, name)) for name in names]
+        return [[block for part in name.split("+") for block in getattr(bare, part)] for name in names]
     found = [list(child) for child in bare.children() if isinstance(child, nn.ModuleList) and len(child) > 1]
     if len(found) == 1 and len({type(block) for block in found[0]}) == 1 and not hasattr(bare, "up_blocks"):
         return found
@@ -104,21 +105,32 @@ class Contract:
     def unpack(self, output: Any) -> Values:
         return output if isinstance(output, tuple) else (output,)
 
+    def whole(self, values: Values) -> Values:
+        return values
+
+    def picture(self, values: Values) -> Values:
+        """Without the text: what the last block of all makes of it nobody reads."""
+        return tuple(v if name == self.parameters[0] else None for name, v in zip(self.returns, values, strict=True))
+
     def pack(self, values: Values) -> Any:
         return values if len(self.returns) > 1 else values[0]
 
 
 def span_blocks(cache: Cache, patches: Patches, blocks: Sequence[nn.Module]) -> None:
     """Makes `blocks`, which follow one another, a span of `cache`."""
+    ends = blocks[-1] is [block for found in lists(cache.denoiser, cache.name) for block in found][-1]
     for place, block in enumerate(blocks):
         first, last = place == 0, place == len(blocks) - 1
-        patches.wrap_forward(block, functools.partial(around_block, cache, blocks[0], Contract(block), first, last))
+        contract = Contract(block)
+        kept = contract.picture if ends else contract.whole
+        patches.wrap_forward(block, functools.partial(around_block, cache, blocks[0], contract, kept, first, last))
 
 
 def around_block(
     cache: Cache,
     span: nn.Module,
     contract: Contract,
+    kept: Callable[[Values], Values],
     first: bool,
     last: bool,
     inner: Callable[..., Any],
@@ -128,16 +140,15 @@ def around_block(
     state = cache.state()
     if first:
         enter(state, span, contract.read(args, kwargs))
-    if not state.reusing:
-        output = inner(*args, **kwargs)
-        if not is_known(cache.denoiser):
-            prove(state, span, contract.read(args, kwargs)[0], output, first)
-        if last:
-            state.keep(span, minus(contract.unpack(output), state.entry.pop(span)))
-        return output
+    if state.reusing:
+        streams = contract.read(args, kwargs)
+        return contract.pack(state.predict(span, state.entry.pop(span)) if last else streams)
+    output = inner(*args, **kwargs)
+    if not is_known(cache.denoiser):
+        prove(state, span, contract.read(args, kwargs)[0], output, first)
     if last:
-        return contract.pack(added(state.entry.pop(span), state.predict(span)))
-    return contract.pack(contract.read(args, kwargs))
+        state.keep(span, minus(kept(contract.unpack(output)), state.entry.pop(span)))
+    return output
 
 
 def is_known(denoiser: nn.Module) -> bool:
@@ -169,6 +180,8 @@ def probe_block(cache: Cache, patches: Patches, block: nn.Module) -> None:
     place = contract.returns.index(contract.parameters[0])
 
     def feature(args: Any, kwargs: Any, output: Any) -> Any:
-        return minus(contract.unpack(output), contract.read(args, kwargs))[place]
+        came: Any = contract.read(args, kwargs)[place]
+        went: Any = contract.unpack(output)[place]
+        return sampled(went) - sampled(came)
 
     patches.wrap_forward(block, cache.probing(feature))

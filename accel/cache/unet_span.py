@@ -3,7 +3,7 @@
 A UNet's down layers hand one feature each across to an up layer. With `depth` d the first d down layers and the last
 d + 1 up layers are computed always; what the rest makes, the feature that enters the first of those up layers, is kept.
 Blocks that lie in the deep part whole are skipped whole, of the two at its border single layers. Skipped parts return
-zeros of the shapes they had: the UNet's own code goes on handing them around, and nobody reads them.
+zeros, which the UNet's own code goes on handing around, and nobody reads; where it would join them, with one channel.
 """
 
 import functools
@@ -90,9 +90,10 @@ def span_unet(cache: Cache, patches: Patches, depth: int) -> None:
     skipped = [*down[depth:], *up[: len(up) - depth - 1]]
     modules = [*whole_or_parts(skipped, down, up)]
     middle = [unet.mid_block] if getattr(unet, "mid_block", None) is not None else []
-    exit = modules[-1]
+    exit, rising = modules[-1], modules_of(up)
     for module in (*modules[:-1], *middle):
-        patches.wrap_forward(module, functools.partial(around_skipped, cache, module))
+        thin = any(module is one for one in rising)
+        patches.wrap_forward(module, functools.partial(around_skipped, cache, module, thin))
     patches.wrap_forward(exit, functools.partial(around_exit, cache, exit))
 
 
@@ -109,10 +110,16 @@ def whole_or_parts(skipped: list[Layer], down: list[Layer], up: list[Layer]) -> 
             yield from layer.modules
 
 
-def around_skipped(cache: Cache, module: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def modules_of(layers: list[Layer]) -> list[nn.Module]:
+    return [module for layer in layers for module in (layer.block, *layer.modules)]
+
+
+def around_skipped(
+    cache: Cache, module: nn.Module, thin: bool, inner: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     state = cache.state()
     if state.reusing:
-        return blank(state, module)
+        return blank(state, module, thin)
     output = inner(*args, **kwargs)
     if module not in state.blanks:
         state.blanks[module] = shapes(output, len(state.rows))
@@ -147,8 +154,9 @@ class Shape:
     rest: tuple[int, ...]
     like: Tensor  # empty: carries device and type
 
-    def zeros(self, rows: int) -> Tensor:
-        return self.like.new_zeros((rows * self.per_row, *self.rest))
+    def zeros(self, rows: int, thin: bool) -> Tensor:
+        channels, *picture = self.rest
+        return self.like.new_zeros((rows * self.per_row, 1 if thin else channels, *picture))
 
 
 def shapes(output: Any, rows: int) -> Any:
@@ -158,17 +166,21 @@ def shapes(output: Any, rows: int) -> Any:
     return rebuilt(output, lambda entry: shapes(entry, rows))
 
 
-def blank(state: Reuse, module: nn.Module) -> Any:
+def blank(state: Reuse, module: nn.Module, thin: bool) -> Any:
     """Zeros in the module's shapes, made once for a number of rows."""
     rows = len(state.rows)
     key = (module, rows)
     if key not in state.blanks:
-        state.blanks[key] = zeros(state.blanks[module], rows)
+        state.blanks[key] = zeros(state.blanks[module], rows, thin)
     return state.blanks[key]
 
 
-def zeros(form: Any, rows: int) -> Any:
-    return form.zeros(rows) if isinstance(form, Shape) else rebuilt(form, lambda entry: zeros(entry, rows))
+def zeros(form: Any, rows: int, thin: bool) -> Any:
+    """What a down block returns first is handed down in its full width: adapters add to it in place. The rest of its
+    output, skip connections, and all that goes up is only joined, which costs by the channel."""
+    if isinstance(form, Shape):
+        return form.zeros(rows, thin)
+    return rebuilt(form, lambda entry: zeros(entry, rows, thin or not isinstance(entry, Shape)))
 
 
 def fill(form: Any, value: Any) -> Any:

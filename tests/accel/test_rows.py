@@ -33,7 +33,7 @@ def test_only_the_newest_are_kept_and_the_oldest_stands_in():
         store.put("a", (rows(value),), [level])
     store.put("b", (rows(9),), [1.0])
     assert [store.get("ab", age)[0].flatten().tolist() for age in (0, 1)] == [[3, 9], [2, 9]]
-    assert store.ages("a") == 2 and store.level("a", 1) == 2.0
+    assert store.ages("a") == 2 and store.levels("a")[1] == 2.0
 
 
 @pytest.mark.parametrize("groups", [[[0, 2], [1]], [[1], [0, 2]], [[2, 1, 0]]])

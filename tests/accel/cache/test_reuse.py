@@ -12,7 +12,7 @@ from fewstep import run as fewstep_run
 from fewstep.accel.cache.deep import DeepCache
 from fewstep.accel.cache.first_block import FirstBlockCache
 from fewstep.accel.cache.forecast import Forecast
-from fewstep.accel.cache.reuse import Cache, Reuse
+from fewstep.accel.cache.reuse import WATCHED, Cache, Reuse, relative_change, sampled
 from fewstep.accel.errors import InvalidRecipe, Unsupported
 from fewstep.accel.policy import Dynamic, Every, Listed, Policy, Window
 from fewstep.accel.run import Row, Run, entered
@@ -173,7 +173,7 @@ def test_a_forecast_of_that_order_is_exact_on_polynomials_of_the_noise_level(ord
         return torch.full((1, 3), -math.atan(sigma)) ** degree + 2.0
 
     for degree in range(3):
-        state = Reuse(Cache(None, "forecast", torch.nn.Identity(), Every(9), order))
+        state = Reuse(Cache("forecast", torch.nn.Identity(), Every(9), order))
         with entered(Run()):
             for sigma in levels:
                 state.rows = (Row(0, 0, "cond", 0, sigma),)
@@ -186,7 +186,7 @@ def test_a_forecast_of_that_order_is_exact_on_polynomials_of_the_noise_level(ord
 
 
 def test_rows_with_histories_of_different_length_are_each_extrapolated_by_their_own():
-    state = Reuse(Cache(None, "forecast", torch.nn.Identity(), Every(9), 1))
+    state = Reuse(Cache("forecast", torch.nn.Identity(), Every(9), 1))
     first, second = Row(0, 0, "cond", 0, 3.0), Row(0, 1, "cond", 0, 3.0)
     with entered(Run()):
         for rows, sigma in (((first,), 3.0), ((first, second), 2.0)):
@@ -287,3 +287,16 @@ def test_an_unknown_transformer_that_is_not_so_is_refused_at_its_first_evaluatio
     with pytest.raises(Unsupported, match="more than one stream"):
         loop(model)
     release(model)
+
+
+def test_of_a_large_feature_some_lines_are_watched_and_tell_the_same():
+    rng = torch.Generator().manual_seed(0)
+    small, tokens = torch.randn(2, 64, 256, generator=rng), torch.randn(2, 1024, 640, generator=rng)
+    picture = torch.randn(2, 320, 64, 64, generator=rng)
+    assert sampled(small) is small
+    for feature in (tokens, picture):
+        changed = feature + 0.1 * torch.randn(feature.shape, generator=rng)
+        assert sampled(feature)[0].numel() <= max(2 * WATCHED, feature[0].numel() / 7)
+        whole = torch.tensor(relative_change(changed, feature, 2))
+        part = torch.tensor(relative_change(sampled(changed), sampled(feature), 2))
+        torch.testing.assert_close(part, whole, rtol=2e-2, atol=0)
