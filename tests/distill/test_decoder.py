@@ -1,7 +1,9 @@
 """The small decoder: its training form, its folding, and what it learns."""
 
 import copy
+import dataclasses
 from importlib.resources import files
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +40,26 @@ def test_folding_is_exact(task):
     with torch.no_grad():
         expected = task.tiny.decoder(z)
         assert (folded.decoder(z) - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_a_training_goes_on_from_saved_weights(task, data, tiny_vae, tmp_path):
+    """The same pictures at first, and every normalisation there again to be trained."""
+    stir(task)
+    task.save(tmp_path)
+    again = DecoderTask(dataclasses.replace(task.config, start=str(tmp_path / "decoder")), data)
+    stock: Any = AutoencoderTiny.from_pretrained(tmp_path / "decoder", torch_dtype=torch.float32)
+    with torch.no_grad():
+        expected, found = stock.decoder(again.probe), again.tiny.train().decoder(again.probe)
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert {n for n, _ in again.tiny.named_parameters()} == {n for n, _ in task.tiny.named_parameters()}
+
+
+def test_a_start_that_is_not_there_or_of_another_size_is_refused(task, data, tmp_path):
+    with pytest.raises(InvalidConfig, match=r"no AutoencoderTiny at .*nowhere"):
+        DecoderTask(dataclasses.replace(task.config, start=str(tmp_path / "nowhere")), data)
+    task.save(tmp_path)
+    with pytest.raises(InvalidConfig, match=r"decoder of .* has .* of shape .*8.*, \[model\] says .*16"):
+        DecoderTask(dataclasses.replace(task.config, width=16, start=str(tmp_path / "decoder")), data)
 
 
 def test_every_convolution_that_can_be_folded_into_is_normalised(task):
