@@ -110,12 +110,12 @@ def taylor_seer(config: Any, calibrator: Any, scheduler: Any) -> Recipe:
         refuse(config, "max_order", "2")
     before = config.disable_cache_before_step
     computed = Listed((*range(before), before + 1))  # predicted once, then the interval begins
-    return Recipe(Forecast(when=Every(config.cache_interval) & computed, order=config.max_order))
+    return Recipe(Forecast(when=Every(config.cache_interval) & computed, order=config.max_order, damping=0.0))
 
 
 def mag_cache(config: Any, calibrator: Any, scheduler: Any) -> Recipe:
     only(config, "its ratios: run the calibration first", calibrate=False)
-    return Recipe(Forecast(when=Listed(mag_steps(config)), order=0))
+    return Recipe(Forecast(when=Listed(mag_steps(config)), order=0, damping=0.0))
 
 
 def mag_steps(config: Any) -> tuple[int, ...]:
@@ -192,7 +192,8 @@ def dual_block(config: Any, calibrator: Any, scheduler: Any) -> Recipe:
     order, dynamic, computed = order_of(calibrator), dynamic_of(config), computed_of(config)
     if order == 0 and not computed and config.steps_computation_mask is None:
         return Recipe(FirstBlockCache(threshold=dynamic.threshold, max_consecutive=dynamic.max_consecutive))
-    return Recipe(Forecast(when=dynamic & Listed(computed) if computed else dynamic, order=order))
+    when = dynamic & Listed(computed) if computed else dynamic
+    return Recipe(Forecast(when=when, order=order, damping=0.0))
 
 
 def dynamic_of(config: Any) -> Dynamic:

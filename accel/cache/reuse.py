@@ -152,15 +152,15 @@ class Reuse:
     def weights_of(self, store: RowStore, row: Row, key: Hashable, found: dict[Any, list[float]]) -> list[float]:
         now, levels = angle(row.sigma, self.past[key]), store.levels(key)
         if (now, *levels) not in found:
-            found[now, *levels] = extrapolation(levels, now)
+            found[now, *levels] = extrapolation(levels, now, self.cache.damping)
         return found[now, *levels]
 
 
 class Cache:
     """One technique on one denoiser: its policy, and where its spans and its probe were put."""
 
-    def __init__(self, name: str, denoiser: nn.Module, policy: Policy, order: int = 0) -> None:
-        self.name, self.denoiser, self.policy, self.order = name, denoiser, policy, order
+    def __init__(self, name: str, denoiser: nn.Module, policy: Policy, order: int = 0, damping: float = 0.0) -> None:
+        self.name, self.denoiser, self.policy, self.order, self.damping = name, denoiser, policy, order, damping
 
     @property
     def divisible(self) -> bool:
@@ -281,14 +281,22 @@ def angle(sigma: float, past: Past) -> float:
     return float(past.evaluation) if math.isnan(sigma) else -math.atan(sigma)
 
 
-def extrapolation(levels: Sequence[float], now: float) -> list[float]:
-    """Lagrange weights at `now` of values at `levels`, the newest first; the first two of one level end them."""
+def extrapolation(levels: Sequence[float], now: float, damping: float = 0.0) -> list[float]:
+    """Weights at `now` of values at `levels`, the newest first; the first two of one level end them.
+
+    Lagrange's, damped: at r times the distance of the newest two levels, 1 / (1 + r `damping`) of the way is gone.
+    """
     different: list[float] = []
     for level in levels:
         if any(abs(level - other) < 1e-6 for other in different):
             break
         different.append(level)
-    return [math.prod((now - o) / (mine - o) for o in different if o != mine) for mine in different]
+    weights = [math.prod((now - o) / (mine - o) for o in different if o != mine) for mine in different]
+    if damping == 0 or len(different) == 1:
+        return weights
+    newest, before = different[:2]
+    trend = 1 / (1 + damping * abs((now - newest) / (newest - before)))
+    return [trend * weights[0] + 1 - trend, *(trend * weight for weight in weights[1:])]
 
 
 def plus(total: Values | None, values: Values, factors: Sequence[float]) -> Values:

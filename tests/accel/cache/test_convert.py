@@ -72,7 +72,9 @@ def test_a_diffusers_configuration_gives_diffusers_picture(config):
 @pytest.mark.parametrize(("before", "interval"), [(3, 3), (0, 2), (2, 1), (3, 5)])
 def test_a_taylor_seer_configuration_computes_the_peers_steps(before, interval):
     config = TaylorSeerCacheConfig(cache_interval=interval, disable_cache_before_step=before)
-    fast = AcceleratedPipeline(tiny("flux"), from_peer(config))
+    recipe = from_peer(config)
+    assert recipe.techniques[0].settings()["damping"] == 0, "TaylorSeer damps nothing"
+    fast = AcceleratedPipeline(tiny("flux"), recipe)
     result = fast.run("a fox", num_inference_steps=STEPS, output_type="latent", height=32, width=32, **FLUX)
     theirs = sum(step < max(before, 1) or (step - before - 1) % interval == 0 for step in range(STEPS))
     assert result.report.counts["forecast"]["computed"] == theirs
@@ -90,22 +92,30 @@ MASK = [1, 1, 0, 1, 0, 0]
     [
         (dual(), None, FirstBlockCache(threshold=0.2, max_consecutive=UNLIMITED)),
         (dual(max_continuous_cached_steps=2), None, FirstBlockCache(threshold=0.2, max_consecutive=2)),
-        (dual(max_warmup_steps=3), None, Forecast(when=Dynamic(0.2, UNLIMITED) & Listed((0, 1, 2)), order=0)),
+        (
+            dual(max_warmup_steps=3),
+            None,
+            Forecast(when=Dynamic(0.2, UNLIMITED) & Listed((0, 1, 2)), order=0, damping=0.0),
+        ),
         (
             dual(max_warmup_steps=5, warmup_interval=2),
             None,
-            Forecast(when=Dynamic(0.2, UNLIMITED) & Listed((0, 2, 4)), order=0),
+            Forecast(when=Dynamic(0.2, UNLIMITED) & Listed((0, 2, 4)), order=0, damping=0.0),
         ),
-        (dual(), TaylorSeerCalibratorConfig(taylorseer_order=2), Forecast(when=Dynamic(0.2, UNLIMITED), order=2)),
+        (
+            dual(),
+            TaylorSeerCalibratorConfig(taylorseer_order=2),
+            Forecast(when=Dynamic(0.2, UNLIMITED), order=2, damping=0.0),
+        ),
         (
             dual(steps_computation_mask=MASK),
             None,
-            Forecast(when=Dynamic(0.2, UNLIMITED) & Listed((0, 1, 3)), order=0),
+            Forecast(when=Dynamic(0.2, UNLIMITED) & Listed((0, 1, 3)), order=0, damping=0.0),
         ),
         (
             dual(steps_computation_mask=MASK, steps_computation_policy="static"),
             TaylorSeerCalibratorConfig(),
-            Forecast(when=Dynamic(ALWAYS, UNLIMITED) & Listed((0, 1, 3)), order=1),
+            Forecast(when=Dynamic(ALWAYS, UNLIMITED) & Listed((0, 1, 3)), order=1, damping=0.0),
         ),
     ],
 )

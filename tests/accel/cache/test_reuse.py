@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from DeepCache import DeepCacheSDHelper
@@ -12,7 +13,7 @@ from fewstep import run as fewstep_run
 from fewstep.accel.cache.deep import DeepCache
 from fewstep.accel.cache.first_block import FirstBlockCache
 from fewstep.accel.cache.forecast import Forecast
-from fewstep.accel.cache.reuse import WATCHED, Cache, Reuse, relative_change, sampled
+from fewstep.accel.cache.reuse import WATCHED, Cache, Reuse, extrapolation, relative_change, sampled
 from fewstep.accel.errors import InvalidRecipe, Unsupported
 from fewstep.accel.policy import Dynamic, Every, Listed, Policy, Window
 from fewstep.accel.run import Row, Run, entered
@@ -185,6 +186,22 @@ def test_a_forecast_of_that_order_is_exact_on_polynomials_of_the_noise_level(ord
         assert exact == (degree <= order)
 
 
+@pytest.mark.parametrize("damping", [0.5, 2.0])
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_damped_forecast_goes_a_share_of_the_way_that_falls_with_the_distance(order, damping):
+    """numpy's polynomial through the same points says the whole way."""
+    angles, far = [-1.4, -1.25, -1.0], [-0.9, -0.75, -0.5, 0.0]
+    values = np.sin([3 * a for a in angles])
+    polynomial = np.polynomial.Polynomial.fit(angles[-order - 1 :], values[-order - 1 :], order)
+    for now in far:
+        weights = extrapolation(angles[-order - 1 :][::-1], now, damping)
+        found = np.dot(weights, values[-order - 1 :][::-1])
+        distance = (now - angles[-1]) / (angles[-1] - angles[-2])
+        share = (found - values[-1]) / (polynomial(now) - values[-1])
+        assert share == pytest.approx(1 / (1 + damping * distance), abs=1e-9)
+        assert sum(weights) == pytest.approx(1)
+
+
 def test_rows_with_histories_of_different_length_are_each_extrapolated_by_their_own():
     state = Reuse(Cache("forecast", torch.nn.Identity(), Every(9), 1))
     first, second = Row(0, 0, "cond", 0, 3.0), Row(0, 1, "cond", 0, 3.0)
@@ -216,6 +233,9 @@ class Weird(Policy):
         (DeepCache(when=3), "sd", InvalidRecipe, "give a policy, for instance Every.3."),
         (Forecast(order=3), "sd", Unsupported, "1 draws a line"),
         (Forecast(depth=1), "flux", Unsupported, "depths from 0 to 0"),
+        (Forecast(damping=-0.5), "sd", InvalidRecipe, "damping=-0.5.: 0, the undamped polynomial, or more"),
+        (Forecast(damping=float("inf")), "flux", InvalidRecipe, "damping=inf.: 0, the undamped polynomial"),
+        (Forecast(damping=float("nan")), "flux", InvalidRecipe, "damping=nan.: 0, the undamped polynomial"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_changes(technique, family, error, words):
