@@ -15,8 +15,8 @@ hub. Or a folder, for one of `fewstep train decoder`, or a hub id.
 *Measured* emoji-unet, one thread of a Zen 5 CPU, float32, interleaved, CPU time, 95 % intervals. Decoding: 10.9 and
 4.9 ms a picture, 2.24 (2.22..2.27) times as fast, eight at once 2.65 (2.64..2.71); beside a channels-last full decoder
 2.17 and 2.62. Whole calls with dpmpp_2m: 1.36 (1.33..1.41) at one step, 1.13 (1.12..1.14) at four, both unguided; 1.08
-(1.04..1.11) at ten with guidance. 500 held-out pictures: 24.8 dB, the full decoder 26.4 dB, 29.6 dB between the two;
-8 samples at 25 DDIM steps: 30.0 dB between the two without guidance, 29.0 (worst 24.3) at 3, 22.4 (worst 15.9) at 7.5.
+(1.04..1.11) at ten with guidance. 500 held-out pictures: 25.8 dB, the full decoder 26.4 dB, 30.9 dB between the two;
+8 samples at 25 DDIM steps: 31.0 dB between the two without guidance, 30.1 (worst 25.5) at 3, 28.4 (worst 22.6) at 7.5.
 """
 
 import copy
