@@ -27,7 +27,7 @@ from ..accel.denoiser import accelerate, run
 from ..accel.policy import Every
 from ..accel.recipe import Recipe
 from ..accel.technique import Technique
-from .timing import interval, machine, seconds
+from .timing import interleaved, interval, machine, seconds
 
 ALWAYS = Every(1_000_000)  # reuses whatever can be
 Call = Callable[[], Any]
@@ -240,16 +240,8 @@ def count(call: Call) -> int:
 
 
 def paired(a: Call, b: Call, budget: float) -> list[tuple[float, float]]:
-    """Interleaved, alternating which goes first, as often as `budget` seconds allow: 5 to 200 pairs."""
-    each = seconds(a) + seconds(b)
-    pairs: list[tuple[float, float]] = []
-    for place in range(int(min(max(budget / each, 5), 200))):
-        if place % 2:
-            second = seconds(b)
-            pairs.append((seconds(a), second))
-        else:
-            pairs.append((seconds(a), seconds(b)))
-    return pairs
+    """As many pairs as `budget` seconds allow: 5 to 200."""
+    return interleaved(a, b, int(min(max(budget / (seconds(a) + seconds(b)), 5), 200)))
 
 
 def line(row: dict[str, Any]) -> str:

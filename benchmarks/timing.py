@@ -52,6 +52,14 @@ def compare(a: Callable[[], Any], b: Callable[[], Any], *, repeats: int = 20, wa
     for _ in range(warm_up):
         a()
         b()
+    pairs = interleaved(a, b, repeats)
+    low, high = interval([x / y for x, y in pairs])
+    ratio = float(np.median([x / y for x, y in pairs]))
+    return Comparison(Latency(tuple(x for x, _ in pairs)), Latency(tuple(y for _, y in pairs)), ratio, low, high)
+
+
+def interleaved(a: Callable[[], Any], b: Callable[[], Any], repeats: int) -> list[tuple[float, float]]:
+    """Seconds of `repeats` pairs, alternating which goes first."""
     pairs: list[tuple[float, float]] = []
     for place in range(repeats):
         if place % 2:
@@ -59,9 +67,7 @@ def compare(a: Callable[[], Any], b: Callable[[], Any], *, repeats: int = 20, wa
             pairs.append((seconds(a), second))
         else:
             pairs.append((seconds(a), seconds(b)))
-    low, high = interval([x / y for x, y in pairs])
-    ratio = float(np.median([x / y for x, y in pairs]))
-    return Comparison(Latency(tuple(x for x, _ in pairs)), Latency(tuple(y for _, y in pairs)), ratio, low, high)
+    return pairs
 
 
 def seconds(call: Callable[[], Any]) -> float:
