@@ -14,7 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("fewstep.benchmarks.cli:demo", "The embedded model, plain beside accelerated: a picture and a table."),
     "generate": ("fewstep.accel.generate:generate", "Images from a pipeline folder or hub id, with a recipe."),
     "sweep": ("fewstep.benchmarks.cli:sweep", "Schedulers x steps x guidance x recipes: quality and speed of each."),
-    "fit": ("fewstep.accel.cache.fit_indicator:app", "Learn from your own model what a technique is set by."),
+    "fit": ("fewstep.accel.fit:app", "Learn from your own model what a technique is set by."),
     "bench": ("fewstep.benchmarks.cli:bench", "Our caches against other libraries', at equal distance to plain."),
     "train": ("fewstep.distill.cli:app", "Train an autoencoder or a base model."),
     "doctor": ("fewstep.accel.doctor:doctor", "What this machine has, and which techniques can run on it."),

@@ -8,6 +8,7 @@ from torch import nn
 
 from .attachment import Attachment
 from .errors import Unsupported
+from .patches import Dispatcher, bottom
 from .recipe import Recipe
 from .run import Run, entered
 from .scheduling import stepping
@@ -23,21 +24,25 @@ def accelerate(denoiser: M, recipe: Recipe) -> M:
     """
     if not isinstance(denoiser, nn.Module):
         raise Unsupported(f"{type(denoiser).__name__} is not a module: give the UNet or transformer itself")
-    if denoiser in _attached:
+    if attached(denoiser):
         raise Unsupported("this denoiser is accelerated already: release(denoiser) first")
-    _attached[denoiser] = Attachment(Target(None, {"denoiser": denoiser}), recipe)
+    Attachment(Target(None, {"denoiser": denoiser}), recipe)
     return denoiser
 
 
 def release(denoiser: M) -> M:
     """Takes the recipe of `accelerate` off."""
-    if denoiser not in _attached:
+    found = attached(denoiser)
+    if found is None:
         raise Unsupported("this denoiser is not accelerated")
-    _attached.pop(denoiser).detach()
+    found.detach()
     return denoiser
 
 
-_attached: dict[nn.Module, Attachment] = {}
+def attached(denoiser: nn.Module) -> Attachment | None:
+    """What `accelerate` put on it. Kept by the module alone, so that both are freed together."""
+    standing = bottom(denoiser, "forward").value
+    return standing.loose if isinstance(standing, Dispatcher) else None
 
 
 @contextmanager

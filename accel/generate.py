@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from .loading import Device, Dtype, loaded, need_place
+
 Prompts = Annotated[list[str], typer.Argument(help="one or more prompts")]
 Model = Annotated[str, typer.Option(help="emoji-unet, a pipeline folder, or a hub id")]
 RecipeName = Annotated[str, typer.Option(help="plain, exact, precise, balanced, fast (they compile first), or a file")]
@@ -22,26 +24,18 @@ def generate(
     seed: Annotated[int, typer.Option(help="picture k of prompt p starts from seed + its place")] = 0,
     count: Annotated[int, typer.Option(min=1, help="pictures per prompt")] = 1,
     out: Annotated[Path, typer.Option(help="folder for the pictures")] = Path("out"),
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; the best that there is if not given")] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
+    device: Device = None,
+    dtype: Dtype = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
 ) -> None:
     """Generate pictures and say what it took."""
     import torch
 
-    from .doctor import best_device
-    from .errors import InvalidConfig
     from .pipeline import AcceleratedPipeline, known
-    from .zoo import embedded
 
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise InvalidConfig(f"--dtype {dtype!r} is not one of float32, bfloat16, float16")
-    try:
-        place = torch.device(device or best_device())
-    except RuntimeError:
-        raise InvalidConfig(f"--device {device!r} is no device of torch: cpu, cuda, cuda:1, mps, xpu") from None
+    need_place(device, dtype)
     chosen = known(recipe)
-    pipe = embedded.load(model, dtype=getattr(torch, dtype)).to(place)
+    pipe = loaded(model, device, dtype)
     out.mkdir(parents=True, exist_ok=True)  # a folder that cannot be written fails before the work
     pipe.set_progress_bar_config(disable=as_json)
     fast = AcceleratedPipeline(pipe, chosen)

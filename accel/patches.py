@@ -88,10 +88,15 @@ class Dispatcher:
         """A pipeline's call wakes its own attachment; a Run of the user's own loop those made by `accelerate`."""
         if run.owner is not None:
             return self.chains.get(run.owner)
-        loose = next((owner for owner in self.chains if owner.pipe is None), None)
+        loose = self.loose
         if loose is not None and loose not in run.loose:
             run.loose.append(loose)
         return self.chains.get(loose)
+
+    @property
+    def loose(self) -> Any:
+        """The attachment that `accelerate` made, which belongs to no pipeline; None where there is none."""
+        return next((owner for owner in self.chains if owner.pipe is None), None)
 
     def add(self, owner: Any, around: Around) -> None:
         self.arounds.setdefault(owner, []).append(around)

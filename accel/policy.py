@@ -94,7 +94,8 @@ class Window(Policy):
 
 @dataclass(frozen=True)
 class Listed(Policy):
-    """Computes the evaluations at `computed` (from 0) and reuses the others: a mask that a search has found."""
+    """Computes the evaluations at `computed` (from 0) and reuses the others: a mask for one number of steps, as
+    `fewstep fit steps` finds them."""
 
     computed: tuple[int, ...]
     kind: ClassVar[str] = "listed"

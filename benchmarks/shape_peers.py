@@ -6,6 +6,7 @@ near the pictures come is measured on models that draw some: `fewstep bench peer
 """
 
 import copy
+import gc
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,7 +105,10 @@ def main(
     """How many times as fast as plain, and as the peer, our recipe of the peer's configuration is."""
     torch.set_num_threads(1)
     jobs = [(match, int(images)) for images in batches.split(",") for match in MATCHES]
-    rows = [raced(match, images, budget) for match, images in track(jobs, "peers on large shapes")]
+    rows: list[dict[str, Any]] = []
+    for match, images in track(jobs, "peers on large shapes"):
+        rows.append(raced(match, images, budget))
+        gc.collect()  # as in `shapes`
     out.mkdir(parents=True, exist_ok=True)
     (out / "peers.json").write_text(json.dumps({"machine": machine(), "steps": STEPS, "rows": rows}, indent=1) + "\n")
     for row in rows:

@@ -6,19 +6,17 @@ pair of changes since the evaluation before. What the blocks add is all that a r
 computation: every stream of every list of blocks, of a UNet the feature of its deep part.
 """
 
-import inspect
-import json
 import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import typer
 
+from ..calls import calls
 from ..errors import InvalidConfig
 from ..patches import Patches
 from ..pipeline import AcceleratedPipeline
@@ -31,44 +29,10 @@ from .reuse import relative_change
 FORMAT = 1
 Pair = tuple[float, float]  # relative changes: of the modulated input, of what the blocks added
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="Learn from your own model.")
 
-
-@app.callback()
-def fit() -> None:
-    """Learn from your own model what a technique is set by."""
-
-
-@app.command()
-def indicator(
-    model: Annotated[str, typer.Argument(help="emoji-unet, a pipeline folder, or a hub id")],
-    prompts: Annotated[Path, typer.Option(help="a text file, one prompt a line")],
-    out: Annotated[Path, typer.Option(help="the JSON file to write")] = Path("indicator.json"),
-    steps: Annotated[int, typer.Option(min=2, help="denoising steps, as the recipe will be used with")] = 20,
-    count: Annotated[int, typer.Option(min=1, help="prompts to run, from the top of the file")] = 8,
-    degree: Annotated[int, typer.Option(min=1, help="of the polynomial")] = 4,
-    seed: Annotated[int, typer.Option(help="prompt k starts from seed + k")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; the best that there is if not given")] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
-    as_json: Annotated[bool, typer.Option("--json", help="print the fit as JSON")] = False,
-) -> None:
-    """Fit the polynomial that TeaCache rescales changes by."""
-    from ..doctor import best_device
-    from ..zoo import embedded
-
-    words = read(prompts)[:count]
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise InvalidConfig(f"--dtype {dtype!r} is not one of float32, bfloat16, float16")
-    try:
-        place = torch.device(device or best_device())
-    except RuntimeError:
-        raise InvalidConfig(f"--device {device!r} is no device of torch: cpu, cuda, cuda:1, mps, xpu") from None
-    out.parent.mkdir(parents=True, exist_ok=True)  # a folder that cannot be written fails before the work
-    pipe = embedded.load(model, dtype=getattr(torch, dtype)).to(place)
-    pairs = pairs_of(pipe, words, steps, seed, quiet=as_json)
-    found = {"format": FORMAT, "model": type(Target.of_pipeline(pipe).denoiser).__name__} | fitted(pairs, degree)
-    out.write_text(json.dumps(found, indent=2) + "\n")
-    typer.echo(json.dumps(found) if as_json else told(found, out))
+def described(pipe: Any, pairs: Sequence[Pair], degree: int) -> dict[str, Any]:
+    """What `TeaCache.from_file` reads."""
+    return {"format": FORMAT, "model": type(Target.of_pipeline(pipe).denoiser).__name__} | fitted(pairs, degree)
 
 
 def told(found: dict[str, Any], out: Path) -> str:
@@ -80,44 +44,29 @@ def told(found: dict[str, Any], out: Path) -> str:
     )
 
 
-def read(path: Path) -> list[str]:
-    """The prompts of a file; raises `InvalidConfig` for none."""
-    try:
-        found = [line.strip() for line in path.read_text().splitlines() if line.strip()]
-    except OSError as error:
-        raise InvalidConfig(f"--prompts {path}: {error.strerror}: give a text file with one prompt a line") from None
-    if not found:
-        raise InvalidConfig(f"--prompts {path} is empty: write one prompt a line")
-    return found
-
-
 # ---------------------------------------------------------------------------------------------------- measuring
 
 
 def pairs_of(pipe: Any, prompts: Sequence[str], steps: int, seed: int = 0, quiet: bool = True) -> list[Pair]:
     """What the plain pipeline's evaluations say; it is as before afterwards. Raises `InvalidConfig` for one that takes
     no prompt, `Unsupported` where TeaCache is."""
-    known = inspect.signature(type(pipe).__call__).parameters
-    if "prompt" not in known:
-        raise InvalidConfig(f"{type(pipe).__name__} takes no prompt: nothing to fit an indicator on")
-    options = {"output_type": "latent"} if "output_type" in known else {}
+    asked = list(calls(pipe, prompts, seed, num_inference_steps=steps))
     pipe.set_progress_bar_config(disable=True)
     technique = Recorder()
     fast = AcceleratedPipeline(pipe, Recipe(technique))
     try:
-        for place, prompt in enumerate(shown(prompts, quiet)):
-            rng = torch.Generator().manual_seed(seed + place)
-            fast.run(prompt=prompt, num_inference_steps=steps, generator=rng, **options)
+        for call in shown(asked, quiet):
+            fast.run(**call)
     finally:
         fast.detach()
     return technique.pairs
 
 
-def shown(prompts: Sequence[str], quiet: bool) -> Any:
+def shown(calls: Sequence[Any], quiet: bool) -> Any:
     from rich.console import Console
     from rich.progress import track
 
-    return prompts if quiet else track(prompts, "plain runs", console=Console(stderr=True))
+    return calls if quiet else track(calls, "plain runs", console=Console(stderr=True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,13 @@
 """A denoiser in the user's own loop: techniques act inside `run` and nowhere else."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler
 
-from fewstep import Recipe, Unsupported, accelerate, release, run
+from fewstep import AcceleratedPipeline, Recipe, Unsupported, accelerate, release, run
 from fewstep.accel.cache.cross_attention import CrossAttentionCache
 from fewstep.accel.cache.text import TextCache
 from fewstep.accel.run import current_run
@@ -102,3 +105,24 @@ def test_what_cannot_work_is_refused_in_words(parts):
     release(unet)
     with pytest.raises(Unsupported, match="not accelerated"):
         release(unet)
+
+
+def test_a_denoiser_that_nobody_holds_is_freed_with_its_recipe():
+    """Two hundred million weights a model: what `accelerate` put on it must not keep it."""
+
+    def used():
+        unet = accelerate(tiny("sd").unet, Recipe(CrossAttentionCache()))
+        text = torch.randn(2, 7, unet.config.cross_attention_dim)
+        with run(rows=["uncond", "cond"]) as state, torch.no_grad():
+            unet(torch.ones(2, 4, 8, 8), torch.tensor(5), text)
+        assert state.report.denoiser_calls == 1
+        return weakref.ref(unet)
+
+    def piped():
+        pipe = AcceleratedPipeline(tiny("sd"), Recipe(CrossAttentionCache()))
+        pipe("a fox", num_inference_steps=2, output_type="latent")
+        return weakref.ref(pipe.unet)
+
+    kept = [used(), piped()]
+    gc.collect()
+    assert [reference() for reference in kept] == [None, None]

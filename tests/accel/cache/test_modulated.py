@@ -8,7 +8,8 @@ import torch
 from typer.testing import CliRunner
 
 from fewstep import AcceleratedPipeline, Recipe
-from fewstep.accel.cache import fit_indicator, modulated
+from fewstep.accel import fit
+from fewstep.accel.cache import modulated
 from fewstep.accel.cache.first_block import FirstBlockCache
 from fewstep.accel.cache.fit_indicator import fitted, pairs_of
 from fewstep.accel.cache.modulated import Accumulated, Given, ModulatedCache, TeaCache, modulation
@@ -247,7 +248,7 @@ def test_the_command_writes_what_a_recipe_takes(tmp_path, monkeypatch):
     tiny("flux").save_pretrained("flux")
     (tmp_path / "words.txt").write_text("a red fox\n\nsand\n")
     arguments = ["indicator", "flux", "--prompts", "words.txt", "--steps", "6", "--degree", "2"]
-    result = CliRunner().invoke(fit_indicator.app, [*arguments, "--device", "cpu"])
+    result = CliRunner().invoke(fit.app, [*arguments, "--device", "cpu"])
     assert result.exit_code == 0, result.output
     assert (
         "10 pairs" in result.output
@@ -264,7 +265,7 @@ def test_the_command_writes_what_a_recipe_takes(tmp_path, monkeypatch):
 
 def test_a_missing_file_says_how_to_make_one(tmp_path):
     with pytest.raises(InvalidConfig, match="one prompt a line"):
-        fit_indicator.read(tmp_path / "none.txt")
+        fit.read(tmp_path / "none.txt")
     with pytest.raises(InvalidRecipe, match="make one with: fewstep fit indicator"):
         TeaCache.from_file(tmp_path / "none.json")
     (tmp_path / "other.json").write_text("[]")
