@@ -23,7 +23,7 @@ from .metrics.distribution import mmd2
 from .metrics.features import extract
 from .metrics.paired import means
 from .metrics.perceptual import perceptual
-from .peers import OURS, PEERS
+from .peers import OURS, PEERS, Peer
 from .pictures import generate
 from .prompts import drawn
 from .race_plot import curves
@@ -87,13 +87,13 @@ def contenders(race: Race) -> Iterator[tuple[Point, Start]]:
     kind = "unet" if hasattr(race.load(), "unet") else "transformer"
     yield Point(contender=PLAIN, setting="", ours=True), race.load
     for name, ours in OURS.items():
-        for recipe in ours.recipes(race.steps) if ours.on == kind else ():
+        for recipe in ours.recipes(race.model, race.steps) if ours.on == kind else ():
             blank = Point(contender=name, setting=str(recipe), ours=True)
             yield blank, lambda recipe=recipe: AcceleratedPipeline(race.load(), recipe)
     for name, peer in PEERS.items():
         for value in peer.values if peer.on == kind else ():
             blank = Point(contender=name, setting=setting(value), ours=False)
-            yield blank, lambda peer=peer, value=value: enabled(race.load(), peer.enable, value)
+            yield blank, lambda peer=peer, value=value: enabled(race, peer, value)
 
 
 def setting(value: Any) -> str:
@@ -101,8 +101,9 @@ def setting(value: Any) -> str:
     return ", ".join(f"{k}={v}" for k, v in shown if not callable(v)) or str(value)
 
 
-def enabled(pipe: Any, enable: Callable[[Any, Any], Any], value: Any) -> Any:
-    enable(pipe, value)
+def enabled(race: Race, peer: Peer, value: Any) -> Any:
+    pipe = race.load()
+    peer.enable(pipe, value, race.steps)
     return pipe
 
 

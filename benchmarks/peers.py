@@ -6,8 +6,12 @@ nothing).
 """
 
 import functools
+import io
+import json
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..accel.cache.attention import AttentionBroadcast
@@ -15,32 +19,34 @@ from ..accel.cache.deep import DeepCache
 from ..accel.cache.first_block import FirstBlockCache
 from ..accel.cache.forecast import Forecast
 from ..accel.cache.modulated import TeaCache
-from ..accel.policy import Every, Listed
+from ..accel.policy import Every
 from ..accel.recipe import Recipe
 
 THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.8)
 INTERVALS = (2, 3, 4, 5, 6)
+FITTED = Path(__file__).parent / "data" / "fitted"
 
 
 @dataclass(frozen=True)
 class Peer:
-    """`on`: "unet" or "transformer". `enable(pipe, value)` switches it on; what it raises becomes a row."""
+    """`on`: "unet" or "transformer". `enable(pipe, value, steps)` switches it on for calls of so many steps; what it
+    raises becomes a row."""
 
     on: str
     values: Sequence[Any]
-    enable: Callable[[Any, Any], Any]
+    enable: Callable[[Any, Any, int], Any]
 
 
 @dataclass(frozen=True)
 class Ours:
-    """Recipes over our knob for a number of steps, and the peers that they replace."""
+    """Recipes over our knob for a model and its number of steps, and the peers that they replace."""
 
     on: str
-    recipes: Callable[[int], Sequence[Recipe]]
+    recipes: Callable[[str, int], Sequence[Recipe]]
     against: tuple[str, ...]
 
 
-def deep_cache(pipe: Any, value: tuple[int, int]) -> Any:
+def deep_cache(pipe: Any, value: tuple[int, int], steps: int) -> Any:
     from DeepCache import DeepCacheSDHelper
 
     helper = DeepCacheSDHelper(pipe=pipe)
@@ -49,18 +55,32 @@ def deep_cache(pipe: Any, value: tuple[int, int]) -> Any:
     return helper
 
 
-def diffusers_hook(name: str, pipe: Any, settings: dict[str, Any]) -> None:
+def diffusers_hook(name: str, pipe: Any, settings: dict[str, Any], steps: int) -> None:
     import diffusers
 
     pipe.transformer.enable_cache(getattr(diffusers, name)(**settings))
 
 
-def timed_hook(name: str, pipe: Any, settings: dict[str, Any]) -> None:
+def timed_hook(name: str, pipe: Any, settings: dict[str, Any], steps: int) -> None:
     """Those of diffusers that ask the pipeline where it is."""
-    diffusers_hook(name, pipe, settings | {"current_timestep_callback": lambda: pipe.current_timestep})
+    diffusers_hook(name, pipe, settings | {"current_timestep_callback": lambda: pipe.current_timestep}, steps)
 
 
-def dual_block(order: int, pipe: Any, threshold: float) -> None:
+def mag_cache(pipe: Any, settings: dict[str, Any], steps: int) -> None:
+    """Its ratios belong to a model and a number of steps: a run on one caption prints those of each guidance branch."""
+    import diffusers
+
+    caption, printed = (FITTED / "captions.txt").read_text().splitlines()[0], io.StringIO()
+    kind: Any = diffusers.MagCacheConfig
+    pipe.transformer.enable_cache(kind(calibrate=True, num_inference_steps=steps))
+    with redirect_stdout(printed):
+        pipe(caption, num_inference_steps=steps, output_type="latent")
+    pipe.transformer.disable_cache()
+    ratios = next(json.loads(line) for line in printed.getvalue().splitlines() if line.startswith("[1.0"))
+    pipe.transformer.enable_cache(kind(mag_ratios=ratios, num_inference_steps=steps, **settings))
+
+
+def dual_block(order: int, pipe: Any, threshold: float, steps: int) -> None:
     import cache_dit
 
     kind: Any = cache_dit.DBCacheConfig
@@ -69,10 +89,9 @@ def dual_block(order: int, pipe: Any, threshold: float) -> None:
     cache_dit.enable_cache(pipe, cache_config=config, calibrator_config=calibrator)
 
 
-def later(steps: int, computed: int, power: float = 0.8) -> Listed:
-    """`computed` evaluations from the first to the last of `steps`, denser towards the end: features move faster there.
-    The power was chosen on other captions than those of the race."""
-    return Listed(tuple(sorted({round((steps - 1) * (i / (computed - 1)) ** power) for i in range(computed)})))
+def fitted(model: str, steps: int) -> list[Recipe]:
+    """What `fewstep fit steps` found for this model and number of steps, on captions that no race draws."""
+    return [Recipe.load(path) for path in sorted((FITTED / model).glob(f"*-of-{steps}.json"))]
 
 
 def each(name: str, values: Sequence[Any]) -> tuple[dict[str, Any], ...]:
@@ -96,6 +115,11 @@ FASTER = tuple(
     }
     for n in (2, 3)
 )
+MAG = tuple(
+    {"threshold": threshold, "max_skip_steps": 5, "retention_ratio": ratio}
+    for ratio in (0.2, 0.08)
+    for threshold in (0.03, 0.06, 0.12, 0.25, 0.5)
+)
 PEERS: dict[str, Peer] = {
     "DeepCache 0.1.1": Peer("unet", [(n, branch) for branch in (0, 1, 2) for n in INTERVALS], deep_cache),
     "diffusers FirstBlockCache": Peer(
@@ -103,54 +127,47 @@ PEERS: dict[str, Peer] = {
     ),
     "cache-dit DBCache": Peer("transformer", THRESHOLDS, functools.partial(dual_block, 0)),
     "diffusers TaylorSeer": Peer("transformer", TAYLOR, functools.partial(diffusers_hook, "TaylorSeerCacheConfig")),
+    "diffusers MagCache": Peer("transformer", MAG, mag_cache),
     "cache-dit DBCache TaylorSeer": Peer("transformer", THRESHOLDS, functools.partial(dual_block, 1)),
     "diffusers PAB": Peer("transformer", PAB, functools.partial(timed_hook, "PyramidAttentionBroadcastConfig")),
     "diffusers FasterCache": Peer("transformer", FASTER, functools.partial(timed_hook, "FasterCacheConfig")),
 }
-# MagCache needs a calibration of its own for each model and number of steps: it is converted (accel/cache/convert.py)
-# and not raced.
 
 OURS: dict[str, Ours] = {
     "DeepCache": Ours(
         "unet",
-        lambda steps: [Recipe(DeepCache(when=Every(n), depth=depth)) for depth in (0, 1, 2) for n in INTERVALS],
+        lambda model, steps: [Recipe(DeepCache(when=Every(n), depth=depth)) for depth in (0, 1, 2) for n in INTERVALS],
         ("DeepCache 0.1.1",),
     ),
     "Forecast, UNet": Ours(
         "unet",
-        lambda steps: [
+        lambda model, steps: [
             Recipe(Forecast(when=Every(n), order=o, depth=d)) for d in (0, 1) for o in (1, 2) for n in INTERVALS
         ],
         ("DeepCache 0.1.1",),
     ),
-    "Forecast later and later, UNet": Ours(
-        "unet",
-        lambda steps: [Recipe(Forecast(when=later(steps, k))) for k in (steps // 6, *range(steps // 5, steps // 2, 2))],
-        ("DeepCache 0.1.1",),
-    ),
+    "Forecast at fitted steps, UNet": Ours("unet", fitted, ("DeepCache 0.1.1",)),
     "FirstBlockCache": Ours(
         "transformer",
-        lambda steps: [Recipe(FirstBlockCache(threshold=t, max_consecutive=99)) for t in THRESHOLDS],
+        lambda model, steps: [Recipe(FirstBlockCache(threshold=t, max_consecutive=99)) for t in THRESHOLDS],
         ("diffusers FirstBlockCache", "cache-dit DBCache"),
     ),
     "Forecast": Ours(
         "transformer",
-        lambda steps: [Recipe(Forecast(when=Every(n), order=order)) for order in (1, 2) for n in INTERVALS],
+        lambda model, steps: [Recipe(Forecast(when=Every(n), damping=d)) for d in (0.0, 0.5) for n in INTERVALS],
         ("diffusers TaylorSeer", "cache-dit DBCache TaylorSeer"),
     ),
-    "Forecast later and later": Ours(
-        "transformer",
-        lambda steps: [Recipe(Forecast(when=later(steps, k))) for k in (steps // 6, *range(steps // 5, steps // 2, 2))],
-        ("diffusers TaylorSeer", "cache-dit DBCache TaylorSeer"),
+    "Forecast at fitted steps": Ours(
+        "transformer", fitted, ("diffusers MagCache", "diffusers TaylorSeer", "cache-dit DBCache TaylorSeer")
     ),
     "TeaCache": Ours(
         "transformer",
-        lambda steps: [Recipe(TeaCache(threshold=t, max_consecutive=99)) for t in THRESHOLDS],
+        lambda model, steps: [Recipe(TeaCache(threshold=t, max_consecutive=99)) for t in THRESHOLDS],
         ("diffusers FirstBlockCache", "cache-dit DBCache"),
     ),
     "AttentionBroadcast": Ours(
         "transformer",
-        lambda steps: [Recipe(AttentionBroadcast(spatial=Every(n))) for n in (2, 3, 4)],
+        lambda model, steps: [Recipe(AttentionBroadcast(spatial=Every(n))) for n in (2, 3, 4)],
         ("diffusers PAB", "diffusers FasterCache"),
     ),
 }

@@ -1,6 +1,5 @@
 """The race with other libraries: compared at equal quality, on curves; what a peer raises is a row."""
 
-import itertools
 import json
 import math
 
@@ -10,10 +9,12 @@ from fewstep import Recipe
 from fewstep.accel import catalog
 from fewstep.accel.cache.deep import DeepCache
 from fewstep.accel.policy import Every
+from fewstep.accel.zoo import embedded
 from fewstep.accel.zoo.tiny import tiny
 from fewstep.benchmarks import head_to_head
 from fewstep.benchmarks.head_to_head import HeadToHead, Point, Race, at, front, ratios, summary, write
-from fewstep.benchmarks.peers import OURS, PEERS, Ours, Peer, later
+from fewstep.benchmarks.peers import FITTED, OURS, PEERS, Ours, Peer, fitted
+from fewstep.benchmarks.prompts import drawn
 
 
 def curve(factor, ours, psnrs=(60, 50, 40, 30), name="a"):
@@ -53,32 +54,34 @@ def test_best_is_made_of_all_contenders_of_a_side():
 
 def test_every_cache_of_the_catalog_has_an_opponent_or_is_exact_or_has_none():
     """CrossAttentionGate's peer wants a method of its own in place of the pipeline's call, and drops guidance too."""
-    raced = {type(recipe.techniques[0]).name for ours in OURS.values() for recipe in ours.recipes(25)}
+    raced = {type(recipe.techniques[0]).name for ours in OURS.values() for recipe in ours.recipes("emoji-unet", 25)}
     caches = {name for name, place in catalog.TECHNIQUES.items() if place.startswith(".cache.")}
     assert caches - raced == {"text_cache", "cross_attention_cache", "cross_attention_gate"}
     assert all(peer in PEERS for ours in OURS.values() for peer in ours.against)
     assert all(ours.on == PEERS[peer].on for ours in OURS.values() for peer in ours.against)
 
 
-@pytest.mark.parametrize(("steps", "computed"), [(25, 4), (25, 12), (50, 7)])
-def test_later_and_later_begins_with_the_first_ends_with_the_last_and_gaps_shrink(steps, computed):
-    places = later(steps, computed).computed
-    gaps = [b - a for a, b in itertools.pairwise(places)]
-    assert places[0] == 0 and places[-1] == steps - 1 and len(places) == computed
-    assert max(gaps[len(gaps) // 2 :]) <= gaps[0]
+@pytest.mark.parametrize("model", embedded.EMBEDDED)
+def test_fitted_recipes_are_of_the_model_its_steps_and_captions_that_no_race_draws(model):
+    found = fitted(model, 25)
+    assert [len(recipe.techniques[0].when.computed) for recipe in found] and fitted("elsewhere", 25) == []
+    assert all(dict(recipe.defaults) == {"num_inference_steps": 25} for recipe in found)
+    assert all(recipe.techniques[0].when.computed[-1] < 25 for recipe in found)
+    captions = (FITTED / "captions.txt").read_text().splitlines()
+    assert captions and not [count for count in (12, 24, 32) if set(captions) & set(drawn("train", count, 0).captions)]
 
 
 @pytest.fixture
 def small(monkeypatch):
     """Two contenders of two settings each on a tiny pipeline: one of the peer's raises."""
 
-    def enable(pipe, value):
+    def enable(pipe, value, steps):
         if value == 3:
             raise RuntimeError("no such thing\nas three")
-        PEERS["DeepCache 0.1.1"].enable(pipe, (value, 0))
+        PEERS["DeepCache 0.1.1"].enable(pipe, (value, 0), steps)
 
     recipes = [Recipe(DeepCache(when=Every(n))) for n in (2, 3)]
-    monkeypatch.setattr(head_to_head, "OURS", {"DeepCache": Ours("unet", lambda steps: recipes, ("peer",))})
+    monkeypatch.setattr(head_to_head, "OURS", {"DeepCache": Ours("unet", lambda model, steps: recipes, ("peer",))})
     monkeypatch.setattr(head_to_head, "PEERS", {"peer": Peer("unet", (2, 3), enable)})
     monkeypatch.setattr(head_to_head.embedded, "load", lambda model, torch_dtype: tiny("sd").to(torch_dtype))
     return Race(model="tiny", steps=4, count=4, repeats=3)
