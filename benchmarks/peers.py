@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..accel.cache.attention import AttentionBroadcast
+from ..accel.cache.attention import MIDDLE, AttentionBroadcast
 from ..accel.cache.deep import DeepCache
 from ..accel.cache.first_block import FirstBlockCache
 from ..accel.cache.forecast import Forecast
@@ -23,6 +23,7 @@ from ..accel.policy import Every
 from ..accel.recipe import Recipe
 
 THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.8)
+FEW = (0.1, 0.2, 0.3)
 INTERVALS = (2, 3, 4, 5, 6)
 FITTED = Path(__file__).parent / "data" / "fitted"
 
@@ -39,7 +40,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Ours:
-    """Recipes over our knob for a model and its number of steps, and the peers that they replace."""
+    """Recipes over our knob for a model and its number of steps, and the peers that they replace, if there are any."""
 
     on: str
     recipes: Callable[[str, int], Sequence[Recipe]]
@@ -147,6 +148,15 @@ OURS: dict[str, Ours] = {
         ("DeepCache 0.1.1",),
     ),
     "Forecast at fitted steps, UNet": Ours("unet", fitted, ("DeepCache 0.1.1",)),
+    "FirstBlockCache, UNet": Ours(
+        "unet", lambda model, steps: [Recipe(FirstBlockCache(threshold=t, max_consecutive=99)) for t in FEW], ()
+    ),
+    "TeaCache, UNet": Ours(
+        "unet", lambda model, steps: [Recipe(TeaCache(threshold=t, max_consecutive=99)) for t in FEW], ()
+    ),
+    "AttentionBroadcast, UNet": Ours(
+        "unet", lambda model, steps: [Recipe(AttentionBroadcast(cross=Every(n) & MIDDLE)) for n in (3, 6)], ()
+    ),
     "FirstBlockCache": Ours(
         "transformer",
         lambda model, steps: [Recipe(FirstBlockCache(threshold=t, max_consecutive=99)) for t in THRESHOLDS],
