@@ -6,8 +6,7 @@ near the pictures come is measured on models that draw some: `fewstep bench peer
 """
 
 import copy
-import gc
-import json
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,11 @@ from typing import Annotated, Any
 import torch
 import typer
 from diffusers import FirstBlockCacheConfig, TaylorSeerCacheConfig
-from rich.progress import track
 
 from ..accel.cache.convert import ALWAYS, from_peer
 from ..accel.denoiser import accelerate, run
-from .shapes import SHAPES, Call, count
-from .timing import compare, machine, seconds
+from .shapes import RESULTS, SHAPES, Call, Job, Key, completed, count
+from .timing import compare, seconds
 
 STEPS = 6
 
@@ -98,20 +96,18 @@ MATCHES = (
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="folder for peers.json")] = Path("benchmarks/results/shapes"),
+    out: Annotated[Path, typer.Option(help="folder of peers.json; one that stopped goes on")] = RESULTS,
     batches: Annotated[str, typer.Option(help="images a call, with commas")] = "1,16",
     budget: Annotated[float, typer.Option(min=1, help="seconds for each comparison: two a row")] = 40.0,
 ) -> None:
     """How many times as fast as plain, and as the peer, our recipe of the peer's configuration is."""
     torch.set_num_threads(1)
-    jobs = [(match, int(images)) for images in batches.split(",") for match in MATCHES]
-    rows: list[dict[str, Any]] = []
-    for match, images in track(jobs, "peers on large shapes"):
-        rows.append(raced(match, images, budget))
-        gc.collect()  # as in `shapes`
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "peers.json").write_text(json.dumps({"machine": machine(), "steps": STEPS, "rows": rows}, indent=1) + "\n")
-    for row in rows:
+    jobs: dict[Key, Job] = {
+        (match.shape, match.peer, int(images)): functools.partial(raced, match, int(images), budget)
+        for images in batches.split(",")
+        for match in MATCHES
+    }
+    for row in completed(out / "peers.json", ("shape", "peer", "images"), jobs):
         typer.echo(line(row))
 
 
@@ -128,10 +124,8 @@ def raced(match: Match, images: int, budget: float) -> dict[str, Any]:
         return [model(**step) for step in generation(inputs)]
 
     return {
-        "shape": match.shape,
-        "images": images,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "peer": match.peer,
+        "evaluations": STEPS,
         "config": str(match.config),
         "operations": {"ours": count(fast), "peer": count(theirs), "plain": count(plain)},
         "to_plain": ratio(plain, fast, budget),

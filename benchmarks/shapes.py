@@ -6,9 +6,10 @@ model. Operations of both must be equal: nothing that is reused may be computed 
 """
 
 import copy
+import functools
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,8 +31,11 @@ from ..accel.recipe import Recipe
 from ..accel.technique import Technique
 from .timing import interleaved, interval, machine, seconds
 
+RESULTS = Path("benchmarks/results/shapes")
 ALWAYS = Every(1_000_000)  # reuses whatever can be
 Call = Callable[[], Any]
+Key = tuple[Any, ...]  # what a row of a table is found by
+Job = Callable[[], dict[str, Any]]  # measures what else stands in it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,21 +182,32 @@ CASES = (
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="folder for shapes.json")] = Path("benchmarks/results/shapes"),
+    out: Annotated[Path, typer.Option(help="folder of shapes.json; one that stopped goes on")] = RESULTS,
     batches: Annotated[str, typer.Option(help="images a call, with commas")] = "1,16",
     budget: Annotated[float, typer.Option(min=1, help="seconds for each row of the table")] = 40.0,
 ) -> None:
     """Milliseconds that a cache adds to a reused and to a computed evaluation, with 95 % intervals."""
     torch.set_num_threads(1)
-    jobs = [(case, int(images)) for images in batches.split(",") for case in CASES]
-    rows: list[dict[str, Any]] = []
-    for case, images in track(jobs, "shapes"):
-        rows.append(measured(case, images, budget))
-        gc.collect()  # an accelerated model and what stands on it hold each other, and these are large
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "shapes.json").write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
-    for row in rows:
+    jobs: dict[Key, Job] = {
+        (case.shape, case.reusing.name, int(images)): functools.partial(measured, case, int(images), budget)
+        for images in batches.split(",")
+        for case in CASES
+    }
+    for row in completed(out / "shapes.json", ("shape", "technique", "images"), jobs):
         typer.echo(line(row))
+
+
+def completed(file: Path, names: Sequence[str], jobs: Mapping[Key, Job]) -> list[dict[str, Any]]:
+    """The rows of `file`, each found by its values of `names`. Those that it lacks are measured, and on disk before the
+    next begins."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+    done = {tuple(row[name] for name in names) for row in rows}
+    for key in track([key for key in jobs if key not in done], file.stem):
+        rows.append(dict(zip(names, key, strict=True)) | jobs[key]() | {"machine": machine()})
+        file.write_text(json.dumps(rows, indent=1) + "\n")
+        gc.collect()  # an accelerated model and what stands on it hold each other, and these are large
+    return rows
 
 
 @torch.no_grad()
@@ -205,9 +220,6 @@ def measured(case: Case, images: int, budget: float) -> dict[str, Any]:
     reused = extra(model, case.reusing, inputs, case.left(plain, inputs), budget)
     computed = extra(copy.deepcopy(plain), case.computing, inputs, lambda: plain(**inputs), budget)
     return {
-        "shape": case.shape,
-        "technique": case.reusing.name,
-        "images": images,
         "rows": shape.rows(images),
         "parameters": sum(p.numel() for p in model.parameters()),
         "reused": reused,

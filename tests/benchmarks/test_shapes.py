@@ -1,6 +1,8 @@
 """What is cut out of a model by hand is what a cache computes: the same operations, the same result."""
 
 import copy
+import functools
+import json
 
 import pytest
 import torch
@@ -58,3 +60,23 @@ def test_a_reused_evaluation_costs_what_is_left_and_nothing_else(name):
         assert shapes.count(lambda: model(**inputs)) == shapes.count(beside) < shapes.count(lambda: plain(**inputs)) / 2
     if "flux" not in name:  # the transformer's cut lacks what the blocks add
         torch.testing.assert_close(beside(), first, rtol=1e-4, atol=1e-5)
+
+
+def test_a_table_that_stopped_goes_on_where_it_was(tmp_path):
+    file, measured = tmp_path / "new" / "table.json", []
+
+    def job(name):
+        if name == "b" and len(measured) == 1:
+            raise KeyboardInterrupt
+        measured.append(name)
+        return {"found": ord(name)}
+
+    jobs = {(name, 1): functools.partial(job, name) for name in "ab"}
+    with pytest.raises(KeyboardInterrupt):
+        shapes.completed(file, ("name", "images"), jobs)
+    assert [row["name"] for row in json.loads(file.read_text())] == ["a"]
+    measured += "x"
+    rows = shapes.completed(file, ("name", "images"), jobs)
+    assert measured == ["a", "x", "b"] and rows == json.loads(file.read_text())
+    assert [(row["name"], row["images"], row["found"]) for row in rows] == [("a", 1, 97), ("b", 1, 98)]
+    assert all(row["machine"]["threads"] for row in rows)
