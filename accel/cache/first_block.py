@@ -9,12 +9,12 @@ the report, which gives the range of the measured changes.
 *Settings* `threshold`: the relative change below which is reused; `max_consecutive`: at most so often in a row.
 *Source* first block caches of ParaAttention (github.com/chengzeyi/ParaAttention) and diffusers. Differs: decides for
 each row of the batch, guidance branches apart, UNets too.
-*Measured* emoji-unet, 25 DDIM steps, guidance 3, one picture a call, one thread of a Zen 5 CPU, 7 interleaved pairs,
-PSNR of 16 pictures: threshold 0.1 1.15 (1.14..1.17) at 50.9 dB, 0.2 1.13 at 42.7 dB, 0.3 1.15 at 38.2 dB: guidance
-branches that decide apart cost two small calls in place of one, which on so small a UNet eats the gain. A threshold
-that never fires 0.93. Equals diffusers' on a Flux of one row. emoji-dit, 25 steps, guidance 3, 5 interleaved pairs,
-PSNR of 12 pictures (`fewstep bench peers`): 0.1 1.34 (1.34..1.37) at 38.5 dB, 0.15 1.67 (1.66..1.70) at 33.8 dB, 0.2
-1.92 (1.83..1.96) at 31.7 dB; as fast as diffusers' at equal PSNR (0.97 to 1.01).
+*Measured* 25 steps, guidance 3, one picture a call, one thread of a Zen 5 CPU, interleaved (`fewstep bench peers`).
+emoji-unet, 7 pairs, 24 pictures: threshold 0.1 1.08 (1.04..1.09) at 48.2 dB, 0.2 1.16 (1.01..1.17) at 40.6 dB, 0.3
+1.23 (1.13..1.26) at 36.6 dB: guidance branches that decide apart cost two small calls in place of one, which on so
+small a UNet eats the gain. emoji-dit, 5 pairs, 12 pictures: 0.1 1.32 (1.28..1.40) at 40.6 dB, 0.15 1.53 (1.42..1.79)
+at 33.7 dB, 0.2 1.81 (1.61..2.08) at 32.4 dB; draws diffusers' pictures, 0.88 (0.77..1.00) to 1.18 times as fast, 0.99
+(0.97..0.99) times on a random model of Flux's shape.
 """
 
 from collections.abc import Mapping

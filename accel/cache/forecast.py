@@ -12,12 +12,13 @@ times the distance of the last two computed steps the trend counts 1 / (1 + r `d
 evenly spaced; only computed features are ever extrapolated from; the order rises as a row collects them; the trend is
 damped, as forecasts of trends are since Gardner and McKenzie 1985, doi:10.1287/mnsc.31.10.1237.
 *Measured* 25 steps, guidance 3, one picture a call, one thread of a Zen 5 CPU, interleaved, times as fast as plain
-and PSNR to it (`fewstep bench peers`, the other core busy). emoji-unet, 7 pairs, 24 pictures: each second evaluation
-1.54 at 52.0 dB, third 1.93 (1.91..2.03) at 42.8, fifth 2.55 (2.31..2.63) at 31.4; `depth` 1: 1.31 at 53.9 dB, 1.50 at
-45.6, 1.68 at 36.8. emoji-dit, 5 pairs, 12 pictures: 1.77 (1.74..1.99) at 44.4 dB, 2.26 (2.17..2.38) at 36.6, 3.80
-(3.64..3.91) at 27.7. Undamped, each fifth: 29.7 dB on emoji-unet before its second training (damped 33.6), 28.3 on
-emoji-dit (30.3), 12 other captions. At equal PSNR 1.07 (1.01..1.14) to 1.38 (1.30..1.48) times as fast as diffusers'
-TaylorSeer in its lite mode, 1.26 to 1.79 times as cache-dit's DBCache with TaylorSeer.
+and PSNR to it (`fewstep bench peers`). emoji-unet, 7 pairs, 24 pictures: each second evaluation 1.59 (1.42..1.66) at
+52.0 dB, third 1.95 (1.76..2.01) at 42.8, fifth 2.62 (2.36..2.75) at 31.4; 7 of 25 that `fewstep fit steps` found 2.16
+(2.07..2.24) at 38.4. emoji-dit, 5 pairs, 12 pictures: second 1.79 (1.71..1.82) at 44.4 dB, third 2.42 (2.32..2.52) at
+36.6, fifth 3.92 (3.87..4.45) at 27.7; 7 that were found 3.17 (3.01..3.38) at 34.8. Undamped, each fifth: 26.9 dB
+there. At equal PSNR, with the evaluations found, 0.98 (0.86..1.13) times as fast as diffusers' TaylorSeer in its lite
+mode at 43 dB, 1.41 (1.14..1.75) and 1.49 at 35 and 28; 1.21 to 1.73 times as its MagCache, 1.46 to 1.84 times as
+cache-dit's DBCache with TaylorSeer. A damping that each row measures at its computed steps did no better.
 """
 
 import math

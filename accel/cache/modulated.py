@@ -13,12 +13,11 @@ fitted in.
 the polynomial that rescales each change, highest power first, as `fewstep fit indicator` writes them; (1, 0) is none.
 *Source* TeaCache, Liu et al. 2024, arXiv:2411.19108. Differs: decides for each row of the batch, guidance branches
 apart; takes no number of steps, so the last one is not forced; a polynomial that falls below zero counts as zero.
-*Measured* emoji-unet, 20 DDIM steps, 8 pictures in one call, each setting once: PSNR and share of rows whose deep
-part was reused: threshold 0.1 39.3 dB at 26 %, 0.2 33.4 dB at 51 % (FirstBlockCache 0.1 39.8 dB at 22 %, 0.2 31.8 dB
-at 51 %). No time was saved there: each call took 1.1 to 2.1 times the plain one's, on a core that other work shared,
-so that the factor is no measurement; FirstBlockCache took 1.4 to 1.7. emoji-dit, 25 steps, guidance 3, 5 interleaved
-pairs, PSNR of 12 pictures (`fewstep bench peers`): 0.1 1.52 (1.49..1.52) at 37.6 dB, 0.15 2.22 (2.18..2.27) at 31.8
-dB, 0.2 2.57 (2.39..2.60) at 29.5 dB; at equal PSNR 1.12 to 1.50 times as fast as diffusers' FirstBlockCache.
+*Measured* 25 steps, guidance 3, one picture a call, one thread of a Zen 5 CPU, interleaved (`fewstep bench peers`).
+emoji-unet, 7 pairs, 24 pictures: threshold 0.1 1.15 (1.12..1.20) at 47.0 dB, 0.2 1.42 (1.42..1.50) at 40.1 dB, 0.3
+1.62 (1.55..1.65) at 35.7 dB. emoji-dit, 5 pairs, 12 pictures: 0.1 1.51 (1.47..1.54) at 39.3 dB, 0.15 2.10 (1.89..2.35)
+at 34.2 dB, 0.2 2.37 (2.11..2.50) at 32.6 dB; at equal PSNR 1.11 (0.97..1.26) to 1.92 (1.68..2.19) times as fast as
+diffusers' FirstBlockCache.
 """
 
 import functools
